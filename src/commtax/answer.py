@@ -41,13 +41,11 @@ class Answer:
 
     def __repr__(self) -> str:
         """Return at most one screen of what the command prints."""
-        text: str = _teller().to_text(self)
-        return text
+        return str(_teller().to_text(self))
 
     def _repr_html_(self) -> str:
         """Return the same with a picture, as notebooks show it: no scripts, nothing fetched, on light and on dark."""
-        page: str = _teller().to_html(self)
-        return page
+        return str(_teller().to_html(self))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document that the command prints with ``--json``: plain numbers, texts, lists and dictionaries."""

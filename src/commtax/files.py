@@ -268,10 +268,7 @@ def write_text(path: Named, text: str, what: str = "out") -> None:
 
 @contextmanager
 def replace_when_written(path: Named, what: str = "out") -> Iterator[Path]:
-    """Yield a place to write to that becomes ``path`` when all went well. Until then an old file stays as it was.
-
-    Its mode stays in any case. Pipes and devices are written as they are. The place has the same ending: some writers look at it.
-    """
+    """Yield a place to write to, of the same ending, that becomes ``path`` when all went well, and streams as they are."""
     _refuse_link(path, what)
     with _named_failure(path, what):
         if _is_stream(path):
@@ -330,10 +327,7 @@ def _is_stream(path: Named) -> bool:
 
 @contextmanager
 def _new_file_beside(target: Path) -> Iterator[Path]:
-    """Yield a new empty file in the same folder, with a plain new file's mode. It is gone afterwards unless it was renamed.
-
-    It is named before it is made, so that an interrupt in between leaves nothing behind.
-    """
+    """Yield a new empty file in the same folder, named before it is made, that is gone afterwards unless it was renamed."""
     ending = target.suffix if len(target.suffix) < 16 else ""
     part = target.parent / f".commtax-{os.getpid()}-{os.urandom(6).hex()}{ending}"
     try:
@@ -358,10 +352,8 @@ def _named_failure(path: Named, what: str) -> Iterator[None]:
 
 @contextmanager
 def _open_regular(path: Named, what: str, most: int) -> Iterator[IO[bytes]]:
-    """Open a regular file. Nothing waits on opening, so that a pipe without a writer does not block us.
-
-    A pipe that the shell connected (``/dev/stdin``, ``<(command)``) has one: its bytes are kept in a file, as many as are read.
-    """
+    """Open a regular file without waiting, or as a file the bytes of a pipe that the shell connected (``/dev/stdin``,
+    ``<(command)``)."""
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except FileNotFoundError:

@@ -101,10 +101,8 @@ class Item:
 
     @property
     def sent_bytes_per_rank(self) -> Number:
-        """Return the bytes that one rank sends in a step if the operation moves the least it can (a ring does).
-
-        all-reduce 2(n-1)/n of the tensor, all-gather, reduce-scatter and all-to-all (n-1)/n, send-recv all of it.
-        """
+        """Return the bytes that one rank sends in a step at the least: all-reduce 2(n-1)/n of the tensor, send-recv all, others
+        (n-1)/n."""
         ring = (self.ranks - 1) / self.ranks
         factor = {"all-reduce": 2 * ring, "send-recv": 1.0}.get(self.op, ring)
         return factor * self.nbytes * self.count
@@ -184,10 +182,8 @@ class Windows:
         return self._free["forward"] + self._free["backward"] if window == "both passes" else self._free[window]
 
     def hide(self, line: Line, share: Number = 1.0) -> Line:
-        """Return the line with its window and its hidden part: of the ``share`` that can run beside anything at all.
-
-        Hidden: efficiency x min(share of the line, window). Lines that share a window take of it in turn.
-        """
+        """Return the line with its window and its hidden part: efficiency x min(``share`` of the line, window), which lines that
+        share a window take of it in turn."""
         beside = line.item.overlaps_with
         window, coverable = self.of(beside), line.total_s * share
         names: tuple[Window, ...] = ("forward", "backward") if beside == "both passes" else (beside,)
@@ -233,11 +229,8 @@ class Bill:
 
     @cached_property
     def sigma(self) -> Number:
-        """Return the standard deviation of ln(step): lines of one basis err together, others independently.
-
-        Whole runs of groups that constants were not fitted on say how far off whole steps are: no step is surer. Where this one's
-        kind was measured they say it all, but for lines that are assumed, which err on top: s = sqrt(known^2 + s of those^2).
-        """
+        """Return the standard deviation of ln(step): that of lines (those of one basis err together), never less than whole runs
+        were off, or s = sqrt(known^2 + s of assumed lines^2) where runs of its kind were measured."""
         parts: dict[tuple[str, str], Number] = {}
         for x in self.lines:
             key = (x.kind, x.source.basis)

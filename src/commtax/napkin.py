@@ -112,12 +112,7 @@ def breakeven_overlap(slow_s: float, fast_s: float) -> float:
 
 
 def breakeven_overlap_fraction(
-    slow: Mapping[str, float],
-    fast: Mapping[str, float],
-    batch_tokens: float,
-    hidden: float,
-    num_layers: float,
-    num_ranks: float,
+    slow: Mapping[str, float], fast: Mapping[str, float], batch_tokens: float, hidden: float, num_layers: float, num_ranks: float
 ) -> float:
     """Return the break-even overlap of two links whose all-reduces are rings of 2 (N-1) hops, ``latency_s`` each."""
     shape = (batch_tokens, hidden, num_layers, num_ranks)

@@ -47,10 +47,7 @@ else:
 def _methods(cls: type, frozen: bool, slots: bool, eq: bool) -> dict[str, Method | None]:
     """Return the methods that a class gets unless it defines them itself."""
     write = _init_frozen if frozen else _init
-    methods: dict[str, Method | None] = {
-        "__init__": _compile_on_call(cls, "__init__", write),
-        "__repr__": _repr,
-    }
+    methods: dict[str, Method | None] = {"__init__": _compile_on_call(cls, "__init__", write), "__repr__": _repr}
     if eq:
         methods["__eq__"] = _compile_on_call(cls, "__eq__", _eq)
         methods["__hash__"] = _compile_on_call(cls, "__hash__", _hash) if frozen else None

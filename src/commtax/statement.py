@@ -13,10 +13,8 @@ from commtax.redaction import redact
 
 
 class Refusal(ValueError):  # noqa: N818
-    """A question that cannot be answered: the rule that it breaks, in which argument, and the nearest values that do not.
-
-    ``subject``: the option and its value, before the rule in the message.
-    """
+    """A question that cannot be answered: the rule that it breaks, in which argument, the nearest values that do not, and as
+    ``subject`` the option and its value."""
 
     def __init__(
         self, rule: str, argument: str = "", nearest: Sequence[float | str] = (), kind: str = "", subject: str = ""
@@ -73,11 +71,8 @@ class OptionValue(NamedTuple):
 
 
 class Note(str):
-    """A remark, a reason or a remedy, as a terminal prints it.
-
-    ``code`` tells which one it is. One that the table of words has (``words.py``) carries its figures, so that another surface can
-    word it anew; of others ``figures`` is None.
-    """
+    """A remark, a reason or a remedy, as a terminal prints it, with its code, and the figures to word it anew where ``words.py``
+    has it."""
 
     __slots__ = ("code", "figures")
     code: str

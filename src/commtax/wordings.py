@@ -43,10 +43,7 @@ def split_lines(text: str) -> Iterator[str]:
 
 
 class ModulePatterns:
-    """The expressions of one module as attributes, each compiled when it is first used: most files need few of them.
-
-    A list is of alternatives.
-    """
+    """The expressions of one module (a list is of alternatives) as attributes, each compiled when it is first used."""
 
     def __init__(self, texts: Mapping[str, str | list[str]]) -> None:
         self._texts = texts

@@ -11,20 +11,22 @@ import subprocess
 import sys
 import time
 import tomllib
+from contextlib import suppress
 from copy import copy
 from dataclasses import FrozenInstanceError, asdict, field, fields
 from dataclasses import dataclass as standard
 from dataclasses import replace as standard_replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_run import refusal, run_here
 from commtax import shipped_tables
 from commtax.catalog import config
-from commtax.patterns import PatternParser, PrefixPatterns, modules
+from commtax.patterns import modules
 from commtax.records import dataclass, replace
+from commtax.statement import Refusal
 from commtax.toml_text import shorten_all, write_toml
 from commtax.units import DAY_S, DURATIONS, format_duration, format_money, format_seconds, format_tokens, parse_tokens
 from each import each
@@ -101,76 +103,58 @@ DATA = tables(__file__)
 NAMES = DATA["names"]
 
 
-def patterns(*texts):
-    return PrefixPatterns(PatternParser(text).read() for text in texts)
-
-
-@each("text", DATA["real"])
+@each("text", DATA["real"] + DATA["patterns_that_look_ahead"])
 def test_real_patterns_match_as_python_has_it(text):
-    for name in NAMES:
-        assert patterns(text).match(name) == bool(re.match(text, name)), name
-
-
-@pytest.mark.parametrize("text", DATA["patterns_that_look_ahead_from_the_beginning"])
-def test_patterns_that_look_ahead_from_the_beginning(text):
     for name in NAMES:
         assert modules((f"re:{text}",)).hold(name) == bool(re.match(text, name)), name
 
 
-@pytest.mark.parametrize("text", [r"(?!a)b|c", r"(?!a", r"(?!(a)"])
-def test_looking_ahead_in_one_choice_or_without_an_end_is_refused(text):
-    with pytest.raises(ValueError, match="pattern"):
-        modules((f"re:{text}",))
-
-
-@st.composite
-def expressions(draw, depth=3):
-    if depth == 0:
-        return draw(st.sampled_from(["a", "b", ".", "[ab]", "[^a]", "[a-b0-9]", r"\d", r"\w", r"\.", "1", "^", "$", ""]))
-    one, two = draw(expressions(depth - 1)), draw(expressions(depth - 1))
-    shapes = ["{0}{1}", "{0}|{1}", "({0})*{1}", "(?:{0})+{1}", "({0})?{1}", "({0}|{1})", "({0}){{1,2}}{1}", "{0}"]
-    form = draw(st.sampled_from(shapes))
-    return form.format(one, two)
-
-
-@settings(max_examples=200, deadline=None)
-@given(expressions(), st.text("ab1.", max_size=8))
-def test_any_expression_matches_as_python_has_it(text, name):
-    assert patterns(text).match(name) == bool(re.match(text, name))
-
-
-def test_several_patterns_are_one_question():
-    both = patterns("a+b", "c$")
-    assert [both.match(name) for name in ("aab", "c", "cd", "b")] == [True, True, False, False]
+@given(st.text("ab.*+?|(){1,}[]^$\\\\d", max_size=12))
+def test_any_pattern_is_compiled_or_refused(text):
+    with suppress(Refusal):
+        assert modules((f"re:{text}",)).hold("ab1.b") == bool(re.match(text, "ab1.b"))
 
 
 @each(
     ("text", "why"),
     [
-        *DATA["what_is_not_read_is_refused_with_the_rule"],
-        ("(" * 30 + "a" + ")" * 30, "inside each other"),
+        (r"(a)\1", "refers to a group"),
+        ("((", "unterminated"),
+        ("*a", "nothing to repeat"),
+        ("(" * 495 + ")" * 495, "recursion"),
+        ("((((a{99}){99}){99}){99})", "repeats what"),
+        ("(?:(?:){99}){99}", "repeats what is empty"),
+        ("(.+)+!", "repeats what"),
+        ("(a|aa)*b", "repeats what"),
+        ("(a|aa)" * 40, "ways to match"),
+        ("a?" * 40 + "b", "ways to match"),
+        (".*.*.*.*.*x", "ways to match"),
         ("a" * 2000, "longer than"),
     ],
 )
-def test_what_is_not_read_is_refused_with_the_rule(text, why):
-    with pytest.raises(ValueError, match=why):
-        patterns(text)
+def test_what_may_try_for_ever_is_refused_with_the_rule(text, why):
+    with pytest.raises(Refusal, match=why):
+        modules((f"re:{text}",))
 
 
-def test_patterns_are_answered_at_once_for_names_and_checkpoints(tmp_path):
+@each("text", [".*.*.*x", "(a.|.a|aa)" * 11 + "x", ".?" * 18 + "x", "a*a*a*b"])
+def test_the_worst_of_what_is_matched_is_answered(text):
     began = time.process_time()
-    assert not patterns("(.+)+!", "(a|a)*b", "(a*)*c", ".*.*.*.*.*.*x").match("a" * 5000)
-    assert time.process_time() - began < 10
+    assert not modules((f"re:{text}",)).hold("a" * 60)
+    assert time.process_time() - began < 2
+
+
+def test_wildcards_and_names():
     named = modules(("lm_head", "model.layers.1*", "re:.*gate$", "*.layers.[!0-4].mlp"))
     assert [
         named.hold(n) for n in ("lm_head.weight", "model.layers.12.x", "a.gate", "model.layers.7.mlp.up", "model.layers.2.mlp")
     ] == [True, True, True, True, False]
+
+
+def test_a_hostile_checkpoint_is_refused(tmp_path):
     table = config("llama-3.2-1b") | {"quantization_config": {"quant_method": "fp8", "ignore": ["re:(.+)+!"]}}
     (tmp_path / "config.json").write_text(json.dumps(table))
-    assert run_here("fit", tmp_path, "-c", "8xh100-sxm").returncode == 0
-    table["quantization_config"]["ignore"] = ["re:.*(?!experts)$"]
-    (tmp_path / "config.json").write_text(json.dumps(table))
-    assert "(?!…) is not supported" in refusal(run_here("fit", tmp_path, "-c", "8xh100-sxm"))
+    assert "repeats what is empty" in refusal(run_here("fit", tmp_path, "-c", "8xh100-sxm"))
 
 
 NUMBERS = st.integers(-(10**13), 10**13) | st.floats(allow_nan=False, allow_infinity=False)

@@ -19,8 +19,8 @@ from commtax.catalog.programs import KINDS, engine_number, mechanism, mechanisms
 from commtax.cost.compute import step_kernels
 from commtax.cost.forms import DAMPED, RATES, SECONDS
 from commtax.cost.inventory import inventory, num_active_params
-from commtax.cost.kernels import terms
-from commtax.cost.layer_forms import CHIP_FORMS, FORMS, equation
+from commtax.cost.kernels import equation, terms
+from commtax.cost.layer_forms import CHIP_FORMS, FORMS
 from commtax.files import table
 from commtax.question import workload
 from commtax.spec import KernelHabits, Plan

@@ -63,10 +63,7 @@ def adapter_bytes(model: Model, plan: Plan, engine: Engine, rows: list[RankTenso
 
 
 def trained_params(model: Model, plan: Plan, engine: Engine) -> dict[str, Number]:
-    """Count the parameters of the fullest stage that one rank trains, grouped as ``stage_params``: all, or those of adapters.
-
-    Adapters of experts belong to the ranks that hold the experts.
-    """
+    """Count the parameters of the fullest stage that one rank trains, grouped as ``stage_params``: all, or those of adapters."""
     if not plan.lora_rank:
         return stage_params(model, plan, engine)
     total: dict[str, Number] = {"layers": 0.0 * plan.pp, "experts": 0.0 * plan.pp, "ends": 0.0 * plan.pp}
@@ -104,8 +101,6 @@ def _pair_kernels(s: KernelStep, group: str, tensors: list[Tensor], count: int) 
     shrink = rows * inputs * size + adapters * matrices * rank * slices * inputs * size + shrunk
     expand = shrunk + adapters * matrices * rank * outputs * size + 2 * rows * outputs * size
     runs = pick(np.asarray(rows) > 0, count, 0)
-    down, up = (rank * slices, inputs, shrink), (outputs, rank, expand)
-    for what, (n, k, nbytes) in (("shrink", down), ("expand", up)):
-        flops = 2 * rows * n * k
-        shape = (rows, n, k, s.plan.activations_dtype, size)
-        yield Kernel(f"adapters of {group}, {what}", "gemm", runs, flops, nbytes, *shape, stored="adapters", part="adapters")
+    for what, n, k, nbytes in (("shrink", rank * slices, inputs, shrink), ("expand", outputs, rank, expand)):
+        shape = (2 * rows * n * k, nbytes, rows, n, k, s.plan.activations_dtype, size)
+        yield Kernel(f"adapters of {group}, {what}", "gemm", runs, *shape, stored="adapters", part="adapters")

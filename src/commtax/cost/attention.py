@@ -130,18 +130,12 @@ def prefill_attention(s: KernelStep, a: Attention, count: int) -> Iterator[Kerne
     kv_heads, per_token = _cache(s, a)
     width = a.head_dim + a.v_head_dim
     moved = tokens * (heads * width) * DTYPE_BYTES[s.plan.activations_dtype]
-    flops = 2 * seqs * heads * _pairs(new, past, a) * width
+    limit = a.window or (a.indexer.top_k if a.indexer else 0)
+    pairs = chosen_pairs(new, past, limit) if limit else causal_pairs(new, past)
+    flops = 2 * seqs * heads * (compressed_pairs(new, past, a, a.compressed) if a.compressed else pairs) * width
     shape = (seqs, heads, kv_heads, a.head_dim, new, past)
     moved = moved + seqs * (new + past) * per_token
     yield _attend(s, "prefill", tokens, count, flops, moved, shape, WIDE_BYTES, a.window)
-
-
-def _pairs(new: Number, past: Number, a: Attention) -> Number:
-    """Return the query-key pairs of one prompt: half of the new tokens, all of the past, cut to the window or to those chosen."""
-    if a.compressed:
-        return compressed_pairs(new, past, a, a.compressed)
-    limit = a.window or (a.indexer.top_k if a.indexer else 0)
-    return chosen_pairs(new, past, limit) if limit else causal_pairs(new, past)
 
 
 def compressed_pairs(new: Number, past: Number, a: Attention, m: Compressed) -> Number:
@@ -151,10 +145,7 @@ def compressed_pairs(new: Number, past: Number, a: Attention, m: Compressed) -> 
 
 
 def quantise_kernel(form: str, rows: Number, columns: Number) -> Kernel:
-    """Return the pass that brings rows of bf16 to fp8 (form ``quantise``), or the one that finds their scales (``scales``).
-
-    A block takes a row, so that few long rows take as long as one.
-    """
+    """Return the pass that brings rows of bf16 to fp8 (form ``quantise``) or finds their scales (``scales``), one block a row."""
     elements = rows * columns
     nbytes = (ACTIVATION_BYTES + (NARROW_BYTES if form == "quantise" else 0.0)) * elements
     return Kernel("quantisation", form, 1, 2.0 * elements, nbytes, dtype="fp32", shape=MemoryPass(columns, rows))
@@ -215,11 +206,8 @@ def choose(
     group: Number | None = None,
     low: bool = True,
 ) -> Kernel:
-    """Build prefill over the entries that each token selects: pairs in total, entries for one. ``group``: heads that select
-    together.
-
-    ``low``: a narrow cache is multiplied as it is.
-    """
+    """Build prefill over the entries that each token selects (pairs in total, entries for one): ``group`` heads select together,
+    and ``low`` multiplies a narrow cache as it is."""
     seqs, new, _ = prompt_sizes(s)
     heads, (pairs, entries) = a.num_heads / s.plan.tp, chosen
     together = heads if group is None else group
@@ -231,11 +219,8 @@ def choose(
 
 
 def scans(s: KernelStep, x: Indexer, count: int, ratio: int, form: str = "selector", size: float = 0.0) -> Iterator[Kernel]:
-    """Yield the scores of decoding tokens and of prompts over the selector's keys: fp8 with a scale, or ``size`` bytes a key.
-
-    Rows of one sequence that are checked together read its keys once (``next_n`` of DeepGEMM's paged logits); each has scores of
-    its own. What a key takes beyond its bytes was measured with one row, and so is the keys'.
-    """
+    """Yield the scores of decoding tokens and of prompts over the selector's keys (fp8 with a scale, or ``size`` bytes a key),
+    which rows of one sequence read once (``next_n`` of DeepGEMM's paged logits)."""
     work, each = s.work, size or x.head_dim + SCALE_BYTES
     heads = x.num_heads / (np.minimum(s.plan.tp, x.num_heads) if x.block > 1 else 1)
     length = visible_tokens(s) / ratio

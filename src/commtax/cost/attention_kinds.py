@@ -115,11 +115,8 @@ BLOCKS = selective_attention(projections, _block_selector, _block_decode, _block
 
 
 def streams_read(tokens: Number, streams: Number, hidden: Number) -> Kernel:
-    """Build the read of n residual streams into a layer's input (hyper-connections, Xie et al. 2025, 2512.24880).
-
-    Their n h values a token give, by one product, the 2 n + n^2 weights of reading, writing and mixing, which Sinkhorn
-    iterations balance; n + 1 vectors of h move.
-    """
+    """Build the read of n residual streams into a layer's input (hyper-connections, Xie et al. 2025, 2512.24880): one product gives
+    2 n + n^2 weights of reading, writing and mixing a token, and n + 1 vectors of h move."""
     flops = 2.0 * tokens * streams * hidden * (2 * streams + streams**2)
     nbytes = ACTIVATION_BYTES * tokens * hidden * (streams + 1)
     return Kernel("streams read", "mhc-pre", 1, flops, nbytes, dtype="fp32", shape=MemoryPass(hidden, tokens))
@@ -155,11 +152,8 @@ def convolved_further(form: str, sequences: Number, tokens: Number, channels: Nu
 def delta_scanned(
     form: str, sequences: Number, tokens: Number, key_heads: Number, heads: Number, key_dim: Number, dim: Number
 ) -> Kernel:
-    """Build a delta rule over whole prompts in chunks of C tokens, ``heads`` states of K x V each (Yang et al. 2024, 2412.06464).
-
-    A token and head cost 2 C (3 K + 2 V) FLOPs inside its chunk (two triangles of keys and queries, their products with keys and
-    values) and 6 K V with the state.
-    """
+    """Build a delta rule over whole prompts in chunks of C tokens, ``heads`` states of K x V each (Yang et al. 2024, 2412.06464): a
+    token and head cost 2 C (3 K + 2 V) FLOPs inside its chunk and 6 K V with the state."""
     each = 2 * CHUNK * (3 * key_dim + 2 * dim) + 6 * key_dim * dim
     return _scanned(form, each, (sequences, tokens, key_heads, heads, key_dim, dim))
 

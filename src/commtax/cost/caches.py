@@ -180,11 +180,7 @@ class KvPool:
 
 
 def kv_pool(model: Model, plan: Plan, layers: range, block_size: int, habits: StateHabits = PLAIN) -> KvPool:
-    """Return the pool in which a stage of these layers keeps its caches, by the engine's habits.
-
-    Where ranks share the cache of a sequence, a block is as large as before and holds the tokens of all of them, each its part
-    (vLLM: a virtual block of dcp blocks).
-    """
+    """Return the pool in which a stage of these layers keeps its caches, where a block holds the tokens of all dcp ranks."""
     pool = _whole_pool(model, plan, layers, block_size, habits)
     if not holds_anywhere(np.asarray(plan.dcp) > 1):
         return pool
@@ -263,9 +259,8 @@ def _compressed_pool(cached: Sequence[Attention], plan: Plan, habits: StateHabit
     """Build a pool with entries of all lengths in one group and windows and unfinished entries in others, as many layers of each
     page in all of them. A stage of windows alone has pages of their size."""
     plain = [habits.window_block * entry_bytes(a, a.compressed, plan.kv_dtype) for a in cached if a.compressed]
-    pages = Counter(page for a in cached for page in _entry_pages(a, plan, habits)) or Counter(
-        _page_bytes(n, habits) for n in plain
-    )
+    pages = Counter(page for a in cached for page in _entry_pages(a, plan, habits))
+    pages = pages or Counter(_page_bytes(n, habits) for n in plain)
     kinds = [(a, a.compressed) for a in cached if a.compressed]
     kept = [(m.window, habits.window_block) for _, m in kinds]
     for ratio in dict.fromkeys(m.ratio for _, m in kinds if m.ratio):
@@ -321,11 +316,8 @@ def _page_bytes(nbytes: float, habits: StateHabits) -> int:
 def pieces_sent(
     model: Model, carrier: CacheCarrier, engine: str, tokens: Number, page: Number, tp: Number, ahead_tp: Number
 ) -> Number:  # fmt: skip
-    """Count the pieces that one rank takes of a request's cache.
-
-    Where both sides have the same heads on a rank, whole blocks go, or all blocks of a layer at once. Else heads are cut out of
-    each block, or of each token, and a rank that has more heads than those who send takes them from several.
-    """
+    """Count the pieces that one rank takes of a request's cache: whole blocks or layers where both sides have the same heads on a
+    rank, else heads cut out of each block or token, of several senders."""
     mixers = [model.blocks[i].mixer for i in model.layers]
     cached = [m for m in mixers if isinstance(m, Attention) and m.own_cache]
     # Of each block: keys and values of a layer apart, or its latent, which is both, and keys of a selector.

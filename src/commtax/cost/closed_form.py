@@ -120,11 +120,8 @@ def _room(load: ClosedLoopLoad, engine: Engine, kv_tokens: Number) -> tuple[Numb
 
 
 def running_requests(load: ClosedLoopLoad, engine: Engine, kv_tokens: Number, max_seqs: Number, fed: Number = np.inf) -> Number:
-    """Count the requests with a slot: what clients send, unless the engine's limit or the cache allows fewer.
-
-    The mean of min(clients, X), where X have room. Where prompts let in no more than ``fed`` at once and these have room, nobody
-    waits for a slot: all wait for their prompts.
-    """
+    """Count the requests with a slot: the mean of min(clients, X) where X have room, or all clients where no more than ``fed`` get
+    past their prompts and these have room."""
     room, width = _room(load, engine, kv_tokens)
     wanted = np.minimum(load.concurrency, max_seqs)
     spare = np.minimum(SURELY, (room - wanted) / width)
@@ -165,11 +162,8 @@ ROOM = Pressure()
 
 
 def arrivals_per_step(load: ClosedLoopLoad, seqs: Number) -> Number:
-    """Count the other requests that arrive in the same step as one request.
-
-    Each of the others arrives once in a life of O + 1 steps. Requests of equal length that started together end one a step;
-    lengths that vary thin this out over a window of ``2 spread`` lives.
-    """
+    """Count the other requests that arrive in the same step: each comes once in a life of O + 1 steps, one a step at equal lengths,
+    and lengths that vary thin this out over a window of ``2 spread`` lives."""
     others, life = seqs - 1, _life(load)
     window = np.maximum(np.maximum(others, 2 * load.spread * life), 1)
     return np.maximum(others / window, others / life)
@@ -192,17 +186,16 @@ def _arrivals_per_decision(load: ClosedLoopLoad, seqs: Number, stages: Number, e
 
 
 def with_patience(load: ClosedLoopLoad, ranks: Number, seqs: Number, engine: Engine) -> ClosedLoopLoad:
-    """Return the load with prompts that wait for other ranks': not while requests wait for slots or a rank decodes nothing."""
-    steps = patience_steps(ranks, seqs / _life(load), engine.serves.rank_patience)
+    """Return the load with prompts that wait until each rank has one (half of what the last takes, 1 + 1/2 + … + 1/ranks times the
+    time between a rank's prompts), or ``rank_patience`` steps, but not while requests wait for slots or a rank decodes nothing."""
+    most, last = engine.serves.rank_patience, np.log(ranks) + np.euler_gamma + 0.5 / ranks
+    steps = np.where(ranks > 1, 0.5 / (seqs / _life(load) / last + 1 / most), 0.0)[()] if most else 0.0
     waits = np.clip(np.minimum(seqs - 1, 1 - (load.concurrency - seqs)), 0, 1) * (load.decodes > 0)
     return replace(load, rank_wait=steps * waits)
 
 
 def prompt_tokens(load: ClosedLoopLoad, seqs: Number, room: Number, engine: Engine, stages: Number = 1) -> Number:
-    """Prompt tokens of a step: those of one prompt and of others that arrived with it, as far as there is room for them.
-
-    The mean over such steps, so the number of prompts need not be whole: what one prompt leaves of a step goes to the next.
-    """
+    """Return the mean prompt tokens of a step: those of one prompt and of others that arrived with it, as far as there is room."""
     prompts = np.minimum(1 + _arrivals_per_decision(load, seqs, stages, engine), engine.serves.prompts_per_step)
     wanted = prompts * load.computed
     return np.minimum(wanted, room if engine.serves.chunked else np.maximum(load.computed, room))
@@ -287,11 +280,7 @@ def _gathering(load: ClosedLoopLoad, steps: Steps, seqs: Number, engine: Engine)
 
 
 def gathered_prompts(load: ClosedLoopLoad, steps: Steps, seqs: Number, engine: Engine) -> Number:
-    """Return the prompts that wait before one because their requests gathered.
-
-    Where prompts stop decoding, it goes on until the first who ended has come back: the requests of ``request_s / decode_s`` steps
-    end meanwhile. They come back as far apart as they ended, and each waits for the prompts of those before it.
-    """
+    """Return the prompts that wait before one because those of ``request_s / decode_s`` steps ended before the first came back."""
     gathered = np.minimum(seqs - 1, arrivals_per_step(load, seqs) * engine.host.request_s / steps.decode_s)
     return gathered / 2 * _gathering(load, steps, seqs, engine)
 
@@ -375,10 +364,8 @@ def _boundary_s(load: ClosedLoopLoad, steps: Steps, seqs: Number, way: Number, e
 
 
 def _present(load: ClosedLoopLoad, seqs: Number, way: Number, alone: Number, others: Number) -> Number:
-    """Return the share of the running requests that are in steps, which those on their way through the server are not.
-
-    A life lasts L = way + alone + others (1 - way / L), where ``others`` is what all prompts of others would take.
-    """
+    """Return the share of the running requests that are in steps, not on their way through the server: of a life L = way + alone +
+    others (1 - way / L), where ``others`` is what all prompts of others would take."""
     whole = way + alone + others
     life = np.maximum(LEAST_S, (whole + np.sqrt(np.maximum(0.0, whole**2 - 4 * others * way))) / 2)
     return np.minimum(1.0, load.concurrency / seqs - way / life)[()]
@@ -409,10 +396,8 @@ def prompt_passes(chunks: Number, stages: Number, engine: Engine) -> Number:
 
 
 def _lost_share(load: ClosedLoopLoad, steps: Steps, seqs: Number, engine: Engine) -> Number:
-    """Return the part of a prompt's seconds that a request loses to it: 1/stages with even batches, else up to all of it.
-
-    The batch with the most holds up the others. Chunks that follow each other lie in as many batches, and do so once for all.
-    """
+    """Return the part of a prompt's seconds that a request loses to it: 1/stages with even batches, else up to all of it, since the
+    batch with the most holds up the others."""
     batch = np.maximum((seqs - 1) * _lockstep(load), arrivals_per_step(load, seqs)) / steps.stages
     uneven = np.where(load.output_len > 1, 1 / np.sqrt(1 + (steps.stages + 1) * batch), 0.0)  # prompts alone fill all batches
     alone = 1 / np.minimum(np.maximum(1.0, steps.chunks), steps.stages) if engine.serves.chunks_follow else 1
@@ -450,12 +435,3 @@ def fullest_batch(seqs: Number, stages: Number) -> Number:
     """Count the requests of a pipeline's fullest batch, which all wait for: an arrival joins an empty one, else any."""
     more = np.maximum(1.0, seqs / stages) - 1
     return 1 + more * largest(stages, more)
-
-
-def patience_steps(ranks: Number, came: Number, most: int) -> Number:
-    """Return the steps that a prompt waits until each rank has one, ``came`` arriving per step, or ``most`` have passed.
-
-    The last rank has its first after 1 + 1/2 + … + 1/ranks times the time between a rank's prompts; a prompt waits half of that.
-    """
-    last = np.log(ranks) + np.euler_gamma + 0.5 / ranks
-    return np.where(ranks > 1, 0.5 / (came / last + 1 / most), 0.0)[()] if most else 0.0

@@ -168,19 +168,11 @@ def applies(path: Path, nbytes: Number, ranks: Number) -> Condition:
 
 
 def choose(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> PathChoice:
-    """Return the path that a library takes, at no more than a larger tensor costs on the path behind a limit.
-
-    Constants were fitted on powers of two: between the last of them and a limit they would tell of a step down in time. Of many
-    steps most send the same tensors: each is looked at once.
-    """
-    few = unique_with_places(nbytes, ranks)
-    if few is None:
-        return _choose_path(paths, nbytes, ranks)
-    choice = _choose_path(paths, *few[0])
-    return PathChoice(*(spread(x, few[1]) for x in (choice.latency_s, choice.wire_s, choice.path)))
-
-
-def _choose_path(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> PathChoice:
+    """Return the path that a library takes, at no more than a larger tensor costs on the path behind a limit, since constants were
+    fitted on powers of two and would tell of a step down in time between the last of them and a limit."""
+    if few := unique_with_places(nbytes, ranks):
+        choice = choose(paths, *few[0])
+        return PathChoice(*(spread(x, few[1]) for x in (choice.latency_s, choice.wire_s, choice.path)))
     limits = [(limits, step) for p in paths for limits, step in ((p.max_bytes, 1), (p.min_bytes, 0)) if limits]
     starts = [_limit(by_world, ranks) + next_byte for by_world, next_byte in limits]
     sizes = np.stack(np.broadcast_arrays(nbytes, *starts, ranks)[:-1])  # all looked at together: a look costs more than its numbers
@@ -249,22 +241,15 @@ class Crossing:
 
     @property
     def hops(self) -> Number:
-        """Return the network hops one after the other in one pass: a ring goes through every domain, a tree through its levels.
-
-        Where each domain has one rank, NCCL gathers and scatters over a tree too (PAT).
-        """
+        """Return the network hops one after the other in one pass: every domain of a ring, levels of a tree (and of PAT)."""
         if self.op in PAIRS:
             return np.minimum(1, self.domains - 1)
         return pick(np.asarray(self.inside) > 1, self.domains - 1, self.levels) if self.op in ROUND else self.levels
 
     @property
     def leaving(self) -> Number:
-        """Return the share of the tensor that leaves each domain.
-
-        An all-reduce of two domains swaps their sums, each once (a tree); with more, every byte goes up and down, or twice
-        round: 2 (n-1)/n over n ranks. A gather or scatter goes round all ranks: (n-1)/n. An all-to-all keeps what its own
-        domain wants: (M-1)/M.
-        """
+        """Return the share of the tensor that leaves each domain: all of an all-reduce's sum once between two (a tree), else 2
+        (n-1)/n over n ranks, (n-1)/n of a gather or scatter, and (M-1)/M of an all-to-all."""
         if self.op == "all-reduce":
             return pick(np.asarray(self.domains) > 2, ring_factor(self.op, self.ranks), np.minimum(1, self.domains - 1))
         return ring_factor(self.op, self.ranks if self.op in ROUND else self.domains)
@@ -286,11 +271,8 @@ def cross_domains(crossing: Crossing, inside: PathChoice, paths: tuple[Path, ...
 
 
 def one_pipeline(c: Crossing, inside: PathChoice, network: Network) -> PathChoice:
-    """Price both stages as one pipeline: log2 M network hops each way (a tree), each some times the link's latency.
-
-    A pipeline cut into the best number of chunks loses 2 sqrt(L wire) beside both, L a hop each way (levels work on different
-    chunks at a time): most of the time of tensors of a few megabytes.
-    """
+    """Price both stages as one pipeline: log2 M network hops each way (a tree), L a hop, and 2 sqrt(L wire) that the best number of
+    chunks loses beside both."""
     levels = np.minimum(1, c.domains - 1) if network.direct else c.levels
     through = c.ranks if network.flat and c.op in RINGS else c.domains
     wire = ring_factor(c.op, through) * c.nbytes / (c.nics_Bps * network.efficiency)
@@ -310,15 +292,9 @@ def _by_protocol(p: Protocol, c: Crossing, inside: PathChoice, paths: tuple[Path
     wire = c.leaving * c.nbytes / np.minimum(c.nics_Bps * p.share * network.efficiency * c.link.efficiency, p.most_Bps)
     loss = p.pair_loss if c.op in PAIRS else p.loss
     lost = 2 * loss * np.sqrt(hop * c.leaving * c.nbytes / c.nics_Bps) if loss else 0.0
-    fixed = latency + c.hops * hop + p.extra_s + network.pipelining * _fill(p, c)
+    fills = c.passes * np.minimum(1, c.levels) * (c.link.fill_s or p.fill_s + p.level_s * c.levels)  # longer over more levels
+    fixed = latency + c.hops * hop + p.extra_s + network.pipelining * (fills if p.fill_s and c.op not in PAIRS else 0.0)
     return _choice(fixed, _overlapped_stages(moving, wire, network) + lost, index, inside)
-
-
-def _fill(p: Protocol, c: Crossing) -> Number:
-    """Return the seconds until a pipeline runs, longer over more levels of hosts or as the link's own fill time."""
-    if not p.fill_s or c.op in PAIRS:
-        return 0.0
-    return c.passes * np.minimum(1, c.levels) * (c.link.fill_s or p.fill_s + p.level_s * c.levels)
 
 
 def stage_ranks(op: str, ranks: Number, inside: Number) -> Number:
@@ -375,11 +351,11 @@ def _choice_where(condition: Condition, yes: PathChoice, no: PathChoice) -> Path
 
 def for_experts(fabric: Fabric, experts: int, num_sms: int) -> Fabric:
     """Return an exchange's paths for layers of so many experts, on chips of so many multiprocessors."""
+    sms = fabric.copying_sms or sms_by_expert(experts, num_sms)
 
     def tuned(path: Path) -> Path:
         if not isinstance(path, ExchangePath):
             return path
-        sms = fabric.copying_sms or sms_by_expert(experts, num_sms)
         slowness = copying_slowness(path.bandwidth_Bps, path.sm_Bps, sms) if path.sm_Bps else 1 / path.bandwidth_Bps
         return replace(path, launch_s=path.launch_s + experts * path.expert_s, bandwidth_Bps=1 / slowness)
 

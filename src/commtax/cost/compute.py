@@ -37,11 +37,8 @@ def step_kernels(
     balanced: bool = False,
     copied_tokens: Number = 0.0,
 ) -> list[Kernel]:
-    """List every kernel of one step, all pipeline stages in sequence. ``exchange``, ``imbalance``, ``balanced`` and
-    ``copied_tokens`` are as in ``KernelStep``.
-
-    ``sorts``: tokens are drawn from the most likely ones.
-    """
+    """List every kernel of one step, all pipeline stages in sequence, where ``sorts`` draws tokens from the most likely ones and
+    the other settings are those of ``KernelStep``."""
     step = KernelStep(model, plan, work, rows, engine, exchange, imbalance, balanced, plan.cp, copied_tokens)
     layers = _layers(step)
     if plan.sequence_parallel:  # what lies between a scatter and a gather runs on a rank's own rows
@@ -116,10 +113,7 @@ def _norms(s: KernelStep, num_norms: int, count: int) -> Iterator[Kernel]:
 
 
 def stream_kernels(s: KernelStep, halves: int, count: int) -> Iterator[Kernel]:
-    """Yield hyper-connections around the ``halves`` of a layer: streams mixed into its input, its output spread over them.
-
-    Attention residuals read every block's vector so far and the sum, and write one: on average over the layers.
-    """
+    """Yield hyper-connections around the ``halves`` of a layer, and attention residuals over the mean number of blocks so far."""
     if s.model.hyper:
         sizes = s.rows, s.model.hyper.streams, s.model.hidden
         for kernel in (streams_read(*sizes), streams_written(*sizes)):
@@ -167,10 +161,7 @@ def encoder_attention(batch: Number, length: Number, heads: Number, head_dim: Nu
 
 
 def tower_kernels(s: KernelStep) -> Iterator[Kernel]:
-    """Yield a vision tower's kernels over the pictures of a step: patches in, its layers, then tokens for the decoder.
-
-    Ranks share its weights and look at all of them, or each has it whole and looks at its own of the pictures.
-    """
+    """Yield a vision tower's kernels over all pictures of a step, or over a rank's own where each rank has the whole tower."""
     t = s.model.tower
     if t is None or not np.any(s.work.pictures):
         return

@@ -67,28 +67,21 @@ def split_cache_items(model: Model, plan: Plan, work: Workload, rows: Number, en
 
 
 def joining_kernels(s: KernelStep, a: Attention, layers: int) -> Iterator[Kernel]:
-    """Yield the launches around that: copies into the order that collectives need and back, and output correction.
-
-    Queries are joined and put in order, outputs read, corrected, put in order and, at home, in order again. Over plain keys the
-    new tokens are seen in an attention of their own, which is merged with the other.
-    """
+    """Yield the copies into the order that collectives need and back, and output correction, and over plain keys the merge with
+    attention among the new tokens."""
     if not holds_anywhere(np.asarray(s.plan.dcp) > 1):
         return
     query, output = joined_widths(a)
     rows, here = whole_rows(s.work, s.rows, a.latent is not None), a.num_heads / s.plan.tp
     launches = s.engine.contexts.join_launches + (0 if a.latent else 2)
-    moved = 2 * rows * here * (query * (1 + s.plan.dcp) + output * (1 + 2 * s.plan.dcp)) + (
-        0 if a.latent else 3 * rows * here * output
-    )
+    merged = 0 if a.latent else 3 * rows * here * output
+    moved = 2 * rows * here * (query * (1 + s.plan.dcp) + output * (1 + 2 * s.plan.dcp)) + merged
     runs = pick((np.asarray(s.plan.dcp) > 1) & (np.asarray(rows) > 0), launches * layers, 0)
     yield s.small("outputs of split caches", "attention", "value", runs, moved / launches, fusable=False)
 
 
 def prompts_of_rank(work: Workload, cp: Number) -> Workload:
-    """Return the step of one of cp ranks that split prompts: its tokens, and behind them what they see on average.
-
-    Every cp-th of n new tokens sees as many keys as n/cp tokens in a row do that follow (n - n/cp)/2 others.
-    """
+    """Return the step of one of cp ranks that split prompts: its tokens, each cp-th of n, behind (n - n/cp)/2 others on average."""
     if not holds_anywhere(np.asarray(cp) > 1):
         return work
     tokens = work.prefill_tokens / cp
@@ -96,25 +89,18 @@ def prompts_of_rank(work: Workload, cp: Number) -> Workload:
 
 
 def key_values(a: Attention) -> Number:
-    """Count the values of one token that others need to see it, of each KV head.
-
-    Of a latent the latent; of compressed attention its latent, and what compressors make entries of, values and gates.
-    """
+    """Count the values of one token that others need to see it, of each KV head or of the latent, and a compressor's inputs."""
     beside = a.indexer.head_dim if a.indexer and a.indexer.own else 0
-    if a.compressed:
-        m = a.compressed
-        entries = 2 * m.overlap * (a.head_dim + beside) if m.ratio else 0
-        return a.head_dim + entries
+    if m := a.compressed:
+        return a.head_dim + (2 * m.overlap * (a.head_dim + beside) if m.ratio else 0)
     if a.latent:
         return a.latent.kv_rank + a.latent.rope_dim + beside
     return a.head_dim + a.v_head_dim
 
 
 def split_prompt_items(model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine) -> Iterator[Item]:
-    """Yield what cp ranks send in a step whose prompts they split: each layer's keys, and the last hidden states once.
-
-    Where they share experts too, the ``rows`` of each go to all of them, those of decodes once for each rank that has them.
-    """
+    """Yield what cp ranks send that split prompts: each layer's keys, the last hidden states once, and rows for experts they
+    share."""
     if not holds_anywhere(np.asarray(plan.cp) > 1):
         return
     act, tokens = DTYPE_BYTES[plan.activations_dtype], work.prefill_tokens

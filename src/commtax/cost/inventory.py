@@ -18,33 +18,16 @@ from commtax.cost.placement import expert_ranks, padded_vocab, tokens_split
 from commtax.cost.schedules import SCHEDULES
 from commtax.patterns import modules
 from commtax.records import dataclass, replace
-from commtax.spec import (
-    DTYPE_BYTES,
-    Attention,
-    Block,
-    Compressed,
-    DeltaNet,
-    Engine,
-    Experts,
-    Extra,
-    Indexer,
-    Latent,
-    Mlp,
-    Model,
-    Number,
-    Plan,
-    Quant,
-)
+from commtax.spec import DTYPE_BYTES, Engine, Number, Plan
+from commtax.spec.model import Attention, Block, Compressed, DeltaNet, Experts, Extra, Indexer, Latent, Mlp, Model, Quant
 
 FIRST, LAST = -1, -2  # where a tensor lives that belongs to no layer: the first pipeline stage or the last
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """``split`` says how ranks share it: full, heads, kv, ffn, shared, vocab, expert or tower (see ``tensors.share``).
-
-    ``units`` are the heads (or groups) that a kv split shares out: beyond as many ranks they are copied.
-    """
+    """A tensor, shared by ranks as ``split`` says (full, heads, kv, ffn, shared, vocab, expert or tower, see ``share``), where a kv
+    split copies its ``units`` (heads or groups) beyond as many ranks."""
 
     name: str
     shape: tuple[int, ...]
@@ -340,10 +323,8 @@ def formats(model: Model, tensor: Tensor, quant: Quant) -> Formats:
 
 @lru_cache(maxsize=4096)
 def format_of(model: Model, module: str, quant: Quant | None) -> Quant | None:
-    """Return the format of most layers that have a module, or None where they keep it as it is.
-
-    A name that the inventory does not have (products that engines fuse) is looked at as one of the first kind of layers.
-    """
+    """Return the format of most layers that have a module (one of the first kind of layers where it is a product that engines
+    fuse), or None where they keep it as it is."""
     if quant is None:
         return None
     names = (f"model.layers.N.{module}.weight", f"{module}.weight")
@@ -434,11 +415,8 @@ SCALES: dict[str, tuple[tuple[int, int], float]] = {
 
 
 def share(split: str, model: Model, plan: Plan, engine: Engine, units: int = 1) -> Number:
-    """Return the part of a tensor that one rank holds, by its split.
-
-    heads, ffn, shared: 1/tp. kv: 1/tp until every rank has one of ``units`` heads, then copies. expert: 1/ep of the experts and of
-    their copies, each split over the ranks that share it. vocab: 1/tp of the table padded to the engine's multiple.
-    """
+    """Return the part of a tensor that one rank holds: 1/tp, of kv as long as there are ``units`` heads, 1/ep of experts and their
+    copies (split over the ranks that share them), and 1/tp of the padded vocabulary."""
     tp = plan.tp
     if split == "full":
         return tp * 0 + 1.0
@@ -586,10 +564,8 @@ def fullest_of(model: Model, plan: Plan) -> list[Number]:
 
 
 def stage_params(model: Model, plan: Plan, engine: Engine) -> dict[str, Number]:
-    """Count the parameters one rank of the fullest stage holds: of its layers, their experts, and embedding and head.
-
-    Where microbatches enter at both ends a rank holds two stages: the first one's has the last beside it, head and all.
-    """
+    """Count the parameters one rank of the fullest stage holds: of its layers, their experts, and embedding and head (and of two
+    stages where microbatches enter at both ends)."""
     total: dict[str, Number] = {"layers": 0.0, "experts": 0.0, "ends": 0.0}
     directions = SCHEDULES[plan.schedule].directions
     alone = (np.asarray(plan.pp) == 1) | (directions > 1)

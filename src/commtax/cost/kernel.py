@@ -10,21 +10,8 @@ from commtax.cost.inventory import format_of, quantisation
 from commtax.ledger import Part, Place, Stage
 from commtax.question import AS_IT_IS, WhatIf
 from commtax.records import dataclass, replace
-from commtax.spec import (
-    DTYPE_BYTES,
-    NO_TECHNIQUES,
-    Cluster,
-    Drafter,
-    Engine,
-    Fabric,
-    KernelConstants,
-    Model,
-    Number,
-    Plan,
-    Quant,
-    Techniques,
-    Workload,
-)
+from commtax.spec import Cluster, Engine, Fabric, KernelConstants, Model, Number, Quant
+from commtax.spec.plan import DTYPE_BYTES, NO_TECHNIQUES, Drafter, Plan, Techniques, Workload
 
 LOW_ARITHMETIC = ("fp8", "nvfp4")
 """Formats whose products quantise activations too, on chips that have the arithmetic; others only store weights small."""
@@ -112,10 +99,8 @@ class KernelStep:
         return self.engine.kernels.quantises and self.model.quant is None
 
     def gemm(self, what: str, part: Part, place: Place, count: Number, m: Number, n: Number, k: Number, name: str = "") -> Kernel:
-        """Return a matrix product with the weight as stored, quantising activations where the arithmetic is fp8 or fp4.
-
-        ``name`` is the weight's in the checkpoint; "": one that stays in 16 bits whatever the model's quantisation.
-        """
+        """Return a matrix product with the weight as stored under ``name`` ("": in 16 bits), quantising activations for fp8 and fp4
+        arithmetic."""
         narrowed = name and (self.model.quant or self.plan.weights_dtype)  # else all is stored in 16 or 32 bits
         quant = format_of(self.model, name, quantisation(self.model, self.plan)) if narrowed else None
         plain = self.plan.activations_dtype

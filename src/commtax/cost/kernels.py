@@ -24,7 +24,7 @@ from typing import cast
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.forms import DAMPED, RATES, SECONDS, Parts, Table, from_memory
+from commtax.cost.forms import DAMPED, RATES, SECONDS, Parts, Table, equation_of, from_memory
 from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WIDE_BYTES, WINDOWED, Kernel, KernelContext, PricingTerms
 from commtax.cost.layer_forms import CHIP_FORMS, FORMS, ROUTED
 from commtax.ledger import NO_NOTE, Item, Line, Stage, pass_of
@@ -55,11 +55,8 @@ linear in the clock."""
 
 
 def seconds(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float = 1.0) -> Parts:
-    """Return the time of one launch on this chip, with the constants of its family and arithmetic.
-
-    ``rate``: arithmetic over that of the constants (sustained clocks, other kernels). Weights or a cache of 8 bits take no longer
-    than of 16 where nobody timed them on this family.
-    """
+    """Return the time of one launch on this chip with the constants of its family, and ``rate`` times their arithmetic: 8 bits take
+    no longer than 16 unless somebody timed them on this family."""
     wide = _unmeasured_twin(kernel, constants)
     fixed, moving = _one(kernel, chip, constants, rate)
     if wide is None:
@@ -102,8 +99,7 @@ def form_parts(kernel: Kernel, table: Table, chip: Chip, constants: KernelConsta
 
 
 def _warm(kernel: Kernel, table: Table, chip: Chip) -> Kernel:
-    """Credit the chip's cache, where that was measured (``el``), with what was just made or is read next: a product's activations,
-    a prompt's queries, keys and outputs."""
+    """Credit the chip's cache, where that was measured (``el``), with what was just made or is read next."""
     fresh_bytes = FRESH.get(kernel.form)
     if "el" not in table or fresh_bytes is None or kernel.grouped or kernel.stage:
         return kernel
@@ -161,10 +157,8 @@ def least_s(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Number:
 
 
 def peak(kernel: Kernel, chip: Chip, constants: KernelConstants) -> float:
-    """Return the datasheet's rate of the arithmetic that a kernel runs in.
-
-    4-bit products without constants of their own unpack the weights and multiply in bf16, whatever else the chip could do.
-    """
+    """Return the datasheet's rate of the arithmetic that a kernel runs in: bf16's for 4-bit products without constants of their
+    own."""
     peaks = chip.flops_per_s
     plain = peaks.get("bf16") or peaks["fp16"]
     if kernel.form in ROUTED and constants.tables[table_of(kernel, constants)].get("as_fp8"):
@@ -232,10 +226,8 @@ def widen_sigma(sigma: float, source: Source) -> float:
 
 
 def power_clock(chip: Chip, table: Table) -> float:
-    """Return the clock that a part's watts per arithmetic allow, over the measured chip's, at most 1.
-
-    Watts a FLOP/s decide, not watts: a part with few multipliers (H20) holds its clock with less. 1 where a table names none.
-    """
+    """Return the clock that a part's watts per FLOP/s allow, over the measured chip's: at most 1, and 1 where a table names
+    none."""
     usual, peak = table.get("tdp_w", 0.0), chip.flops_per_s.get("bf16") or chip.flops_per_s.get("fp16", 0.0)
     if not (chip.tdp_w and usual and peak):
         return 1.0
@@ -298,11 +290,6 @@ def applied_s(kernel: Kernel, chip: Chip, constants: KernelConstants, a: KernelF
     return fixed * a.slow_rank, moving * a.slow_rank
 
 
-def fused_by(kernel: Kernel) -> str:
-    """Name the number that says what share of a kernel's launches run inside its neighbours: their fixed time is gone."""
-    return "small_kernels" if kernel.form == "small" else "chained"
-
-
 def kernel_line(
     kernel: Kernel, count: Number, times: tuple[Number, Number], sigma: Number, t: PricingTerms, stage: Stage = ""
 ) -> Line:
@@ -331,11 +318,8 @@ def served_lines(kernels: list[Kernel], t: PricingTerms) -> list[Line]:
 
 
 def applied_in_serving(kernel: Kernel, t: PricingTerms) -> KernelFactors:
-    """Return what a served step multiplies onto a kernel.
-
-    In a whole step the chip heats up: arithmetic runs at a lower clock than in a kernel that is measured alone. In narrow formats
-    an engine's own differs from that of the tables which constants were fitted on.
-    """
+    """Return what a served step multiplies onto a kernel: a lower clock, since the chip heats up, and the engine's rate in narrow
+    formats."""
     table, pace = t.constants.tables["step.bf16"], pace_of(kernel)
     rates: list[Factor] = [("step.clock", table["clock"]), ("power_clock", power_clock(t.cluster.chip, table))]
     if rate := {"fp8": "fp8_rate", "nvfp4": "fp4_rate"}.get(kernel.dtype):
@@ -350,6 +334,15 @@ def pace_of(kernel: Kernel) -> str:
     if kernel.part == "attention" and kernel.place in ATTENTION_PACES:
         return ATTENTION_PACES[kernel.place]
     return "pace_products" if kernel.form == "gemm" else "pace_small"
+
+
+def equation(form: str) -> str:
+    """Return a form's equation, which stands in its function's description and nowhere else.
+
+    >>> equation("small")
+    't = t0 + bytes / (eb bandwidth) seconds'
+    """
+    return equation_of(CHIP_FORMS.get(form) or FORMS[form])
 
 
 TINY_STEP, ALONE = 1e-30, 1e-30

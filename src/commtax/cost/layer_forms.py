@@ -14,19 +14,7 @@ ranks of their experts and back.
 
 import numpy as np
 
-from commtax.cost.forms import (
-    PLAIN_FORMS,
-    QUERY_TILE,
-    TINY,
-    ChipForm,
-    Form,
-    Parts,
-    Table,
-    equation_of,
-    from_memory,
-    norm,
-    vector_flops_per_s,
-)
+from commtax.cost.forms import PLAIN_FORMS, QUERY_TILE, TINY, ChipForm, Form, Parts, Table, from_memory, norm, vector_flops_per_s
 from commtax.cost.kernel import Kernel
 from commtax.records import dataclass, replace
 from commtax.spec import Chip, Number
@@ -43,10 +31,7 @@ HALF = 0.5  # of an expert's last tile is empty on average
 
 @dataclass(frozen=True, slots=True)
 class RoutedSizes:
-    """Sizes of the routed part. A copy is a token on its way to one of its experts.
-
-    ``up``: matrices beside the one down, 2 with a gate.
-    """
+    """Sizes of the routed part, of which a copy is a token on its way to one of its experts."""
 
     tokens: Number  # that enter the rank and leave it
     copies: Number  # for the experts of this rank …
@@ -66,11 +51,8 @@ class RoutedSizes:
 
 
 def routed_kernels(r: RoutedSizes, dtype: str, stored: str, weight_bytes: float, backend: str = "") -> tuple[Kernel, Kernel]:
-    """Return a layer's routed part as two kernels: the work around the experts' products, and those products.
-
-    2 FLOPs for each copy and weight; memory moves the tokens in and out, and the weights of the experts that some token chose.
-    ``stored``: number format of the weights and how they are scaled, which names the table of constants.
-    """
+    """Return a layer's routed part as two kernels, the work around the experts' products, and those products of 2 FLOPs for each
+    copy and weight, with constants by ``stored``, the weights' number format and how they are scaled."""
     tail = f"_{backend}" if backend else ""
     weights = np.maximum(0.0, r.active * r.weights * weight_bytes - r.cached_bytes)
     products = Kernel("experts up and down", f"experts{tail}", 1, 2.0 * r.copies * r.weights, weights, dtype=dtype, shape=r)
@@ -465,12 +447,3 @@ WAYS = ("low", "high", "low2", "high2")  # low latency, high throughput, and the
 MODULE_FORMS: dict[str, Form] = MEASURED | {f"exchange_{way}": exchange for way in WAYS}
 
 FORMS: dict[str, Form] = {**PLAIN_FORMS, **ROUTED, **LATENT_FORMS, **MODULE_FORMS}
-
-
-def equation(form: str) -> str:
-    """Return a form's equation, which stands in its function's description and nowhere else.
-
-    >>> equation("small")
-    't = t0 + bytes / (eb bandwidth) seconds'
-    """
-    return equation_of(CHIP_FORMS.get(form) or FORMS[form])

@@ -26,22 +26,8 @@ from commtax.cost.placement import expert_ranks, holders, padded_vocab
 from commtax.cost.schedules import SCHEDULES, kept_layers, passes_of, virtual_layers
 from commtax.cost.traffic import largest_graph
 from commtax.records import dataclass
-from commtax.spec import (
-    DTYPE_BYTES,
-    Attention,
-    Block,
-    Chip,
-    Drafter,
-    Engine,
-    Experts,
-    Mamba2,
-    Mixer,
-    Mlp,
-    Model,
-    Number,
-    Plan,
-    TrainStep,
-)
+from commtax.spec import DTYPE_BYTES, Chip, Drafter, Engine, Number, Plan, TrainStep
+from commtax.spec.model import Attention, Block, Experts, Mamba2, Mixer, Mlp, Model
 from commtax.statement import Refusal
 
 OPTIMIZER_BYTES = 12  # Adam: fp32 master copy, first and second moment
@@ -118,11 +104,8 @@ def with_draft_layers(model: Model, d: Drafter | None) -> Model:
 
 
 def activation_bytes(model: Model, plan: Plan, engine: Engine, tokens: Number, seqs: Number, last_stage: bool = True) -> Number:
-    """Return the peak while ``tokens`` rows run, or while ``seqs`` rows of logits are sampled, whichever is larger.
-
-    A layer's peak holds three copies of the hidden state beside the widest feed-forward (gate, up and their product;
-    for experts the larger of both halves for each of the top_k, and the product).
-    """
+    """Return the peak while ``tokens`` rows run (three hidden states beside the widest feed-forward), or while ``seqs`` rows of
+    logits are sampled, whichever is larger."""
     act = DTYPE_BYTES[plan.activations_dtype]
     none: Number = 0.0
     widest = reduce(np.maximum, (_ffn_elements(b.ffn, model, plan, engine, tokens) for b in model.blocks if b.ffn), none)
@@ -205,12 +188,8 @@ class TrainMemory:
 
 
 def training_memory(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> TrainMemory:
-    """Divide training memory by ZeRO: 1 shares the optimiser state over data-parallel ranks, 2 the gradients too, 3 the parameters
-    too.
-
-    With a pipeline the parameters of ZeRO 3 stay gathered while microbatches pass, and gradients of ZeRO 2 and 3 add up whole
-    until the last of them has passed a chunk. Frozen parameters (LoRA) have neither gradients nor state nor a master copy.
-    """
+    """Divide training memory by ZeRO: 1 shares the optimiser state over data-parallel ranks, 2 the gradients too (which add up
+    whole in a pipeline's chunk), 3 the parameters too (which stay gathered in a pipeline)."""
     params = stage_params(model, plan, engine)
     ranks, same_experts = holders(plan, engine)
     ends = _ends(model, plan, params)
@@ -240,13 +219,10 @@ def training_memory(model: Model, plan: Plan, step: TrainStep, engine: Engine) -
     if plan.recompute == "full":  # layers are rebuilt one at a time: one's activations exist beside the kept inputs
         largest = max(model.blocks, key=lambda block: sum(_layer_bytes(block, model.hidden)))
         kept = kept + rows * _activation_bytes_per_row(largest, model.hidden, plan, step, engine)
-    return TrainMemory(
-        parameters=weights,
-        gradients=np.minimum(sum(trained) * grads, divided(trained, grads, 2) + _unreduced_share(plan) * sum(trained) * grads),
-        optimizer=divided(trained, OPTIMIZER_BYTES - (4 if mastered else 0), 1),
-        activations=kept,
-        logits=pick(np.asarray(plan.pp) == 1, rows * padded_vocab(model, plan, engine) / plan.tp * LOGIT_BYTES, 0),
-    )
+    gradients = np.minimum(sum(trained) * grads, divided(trained, grads, 2) + _unreduced_share(plan) * sum(trained) * grads)
+    optimizer = divided(trained, OPTIMIZER_BYTES - (4 if mastered else 0), 1)
+    logits = pick(np.asarray(plan.pp) == 1, rows * padded_vocab(model, plan, engine) / plan.tp * LOGIT_BYTES, 0)
+    return TrainMemory(weights, gradients, optimizer, kept, logits)
 
 
 def _ends(model: Model, plan: Plan, params: Mapping[str, Number]) -> Number:
@@ -272,11 +248,8 @@ def _gathered_params(params: Number, ranks: Number) -> Number:
 
 
 def microbatches_in_flight(model: Model, plan: Plan) -> Number:
-    """Count the microbatches whose activations the first stage keeps: all under gpipe, at most pp under 1f1b, 2 pp - 1 under zb-h2.
-
-    Interleaving v chunks keeps (p - 1)/(p v) more, as Narayanan et al. 2021 count it, where there are as many; where chunks
-    have unequal layers it is the rank that keeps most, counted in stages of mean depth.
-    """
+    """Count the microbatches whose activations the first stage keeps: all under gpipe, at most pp under 1f1b, 2 pp - 1 under zb-h2,
+    and (p - 1)/(p v) more with v chunks (Narayanan et al. 2021)."""
     if plan.chunks > 1:
         return kept_layers(model.num_layers, plan.pp, plan.chunks, plan.microbatches) * plan.pp / model.num_layers
     return SCHEDULES[plan.schedule].kept(plan.pp, plan.microbatches, plan.chunks)

@@ -59,12 +59,8 @@ class PromptStation:
 
     @property
     def uneven(self) -> tuple[Number, Number]:
-        """By how many mean prompts the fullest rank's exceed each one's: so many, and more with the square root of these.
-
-        A router keeps the numbers of ranks' prompts within one of each other: on average half of the other ranks have one less
-        than the fullest. Of the (ranks + 1) / 2 with as many as it the one with the longest prompts is the fullest: the largest
-        of k evenly distributed numbers is (k - 1) / (k + 1) of their range beyond the mean.
-        """
+        """By how many mean prompts the fullest rank's exceed each one's (half of the others have one less), and the factor of their
+        square root: the largest of k evenly spread lengths is (k - 1) / (k + 1) of their range beyond the mean."""
         others = self.together - 1
         return others / self.together / 2, self.spread * others / (self.together + 3)
 
@@ -237,21 +233,12 @@ def flow(net: QueueNetwork) -> Flow:
     slowest = np.argmin(limits, axis=0)[()]
     left_s = np.maximum(0.0, net.clients / passed.per_s - passed.life_s(net))
     waits = [np.where(limited & (slowest == place), left_s, 0.0)[()] for place in range(len(STATIONS))]
-    return replace(
-        passed,
-        ahead_s=passed.ahead_s + waits[0],
-        moved_s=passed.moved_s + waits[1],
-        slot_s=waits[2],
-        slowest=slowest,
-        queued=limited & (left_s > 1e-6 * passed.life_s(net)),
-    )
+    ahead, moved, queued = passed.ahead_s + waits[0], passed.moved_s + waits[1], limited & (left_s > 1e-6 * passed.life_s(net))
+    return replace(passed, ahead_s=ahead, moved_s=moved, slot_s=waits[2], slowest=slowest, queued=queued)
 
 
 def _share(times: "Times", most: Number) -> tuple[Number, Condition]:
-    """Find the share of the most throughput that the clients keep going: all of it where even that leaves some over.
-
-    False position with Illinois' rule, and a halving every fourth time.
-    """
+    """Find the share of the most throughput that the clients keep going, by false position with Illinois' rule and halvings."""
 
     def beyond(share: Number) -> Number:
         passed = times.at(most * share)
@@ -296,26 +283,13 @@ class Times:
         seqs = net.decoding.seqs(tokens_per_s)
         step = net.decoding.step_s(seqs, tokens_per_s)
         batch, wait = self.prompts(per_s)
-        moved = net.wire.alone_s + self._wire_s(per_s, batch)
-        return Flow(
-            per_s=per_s,
-            seqs=seqs,
-            batch=batch,
-            boundary_s=step * self.busy * np.minimum(1.0, seqs),
-            prefill_s=net.prompting.step_s(batch),
-            ahead_s=wait,
-            moved_s=np.where(net.decodes > 0, moved, 0.0)[()],
-            slot_s=per_s * 0.0,
-            step_s=step,
-            slowest=0,
-        )
+        boundary, prefill = step * self.busy * np.minimum(1.0, seqs), net.prompting.step_s(batch)
+        moved = np.where(net.decodes > 0, net.wire.alone_s + self._wire_s(per_s, batch), 0.0)[()]
+        return Flow(per_s, seqs, batch, boundary, prefill, wait, moved, slot_s=per_s * 0.0, step_s=step, slowest=0)
 
     def prompts(self, per_s: Number) -> tuple[Number, Number]:
-        """Return the batch that a prompt joins, and its wait before that.
-
-        Who comes during a step is computed in the next, with all others who came (a gated queue): with b its batch, S(b) a step,
-        the next has Poisson(rate S) prompts, or one after a pause. Mean and variance of b follow, and of S.
-        """
+        """Return the batch that a prompt joins, and its wait before that, in a gated queue: who comes during a step S(b) of batch b
+        is computed in the next, with Poisson(rate S) prompts, or one after a pause."""
         p, full = self.net.prompting, self.full
         came = self.before.others * per_s / p.workers
         (mean, step), more = self._mean_step(came), p.more_s / p.ranks
@@ -328,10 +302,7 @@ class Times:
         return batch + self.lockstep * (full - batch), met * longer / 2 + wait
 
     def _decided(self, came: Number, load: Number) -> Number:
-        """Return the share of the time in which the next step was decided before a prompt came, which then waits for that one too.
-
-        So it is from a step that left prompts over until one in which none comes: then whoever comes next is taken at once.
-        """
+        """Return the share of the time in which the next step is decided early, after one that left prompts until none comes."""
         begins = load**self.crowd
         return self.net.decided * begins / (begins + np.exp(-came))
 
@@ -369,11 +340,7 @@ class Times:
 def disaggregated_means(
     net: QueueNetwork, passed: Flow, engine: Engine, num_prompts: Number = np.inf, loading_s: Number = 0.0
 ) -> ClosedLoopMeans:  # fmt: skip
-    """Return the means over a closed loop's requests with prompts on workers of their own (``network``).
-
-    The first prompts of a benchmark arrive at once: they wait, and share steps that are as full as steps can be; where the wire is
-    slower than their workers, their caches wait for it. The front ends of both kinds of workers limit as those of one do.
-    """
+    """Return the means over a closed loop's requests with prompts on separate workers, the first of which arrive all at once."""
     full = net.prompting.full(net.clients)
     first, full_s = np.minimum(1.0, net.clients / num_prompts), net.prompting.step_s(full)
     burst: Number = np.maximum(0.0, net.clients / net.prompting.workers / full - 1) / 2 * full_s
@@ -385,15 +352,6 @@ def disaggregated_means(
     least = net.clients * np.maximum(np.maximum(engine.host.frontend_request_s, loading_s) / net.prompting.workers, tokens_s)
     frontend = knee(np.maximum(LEAST_S, life), least)
     after = np.where(net.decodes > 0, frontend / 2, 0.0)
-    return ClosedLoopMeans(
-        tpot_s=(passed.step_s + after / np.maximum(1.0, net.decodes)) * net.steps_per_token,
-        request_s=net.request_s + passed.per_s * 0,
-        boundary_s=passed.boundary_s,
-        prefill_s=prefill,
-        ahead_s=wait,
-        slot_s=passed.slot_s,
-        frontend_s=frontend - after,
-        ahead=wait / net.prompting.one_s,
-        stretch_s=0.0,
-        moved_s=moved,
-    )
+    tpot = (passed.step_s + after / np.maximum(1.0, net.decodes)) * net.steps_per_token
+    waits = (net.request_s + passed.per_s * 0, passed.boundary_s, prefill, wait, passed.slot_s, frontend - after)
+    return ClosedLoopMeans(tpot, *waits, ahead=wait / net.prompting.one_s, stretch_s=0.0, moved_s=moved)

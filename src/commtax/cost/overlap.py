@@ -18,6 +18,7 @@ pushes the whole tensor to every other rank. Which tensors it takes are the engi
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
 
 import numpy as np
 
@@ -73,15 +74,9 @@ def keeps_sequences(t: PricingTerms, work: Workload) -> Condition:
     least = t.techniques.sequence_tokens
     if not t.plan.sequence_parallel or not least:
         return False
-    few: Condition = np.asarray(work.rows) < (tokens_to_split(t) if least < 0 else least)
+    part = t.engine.overlaps.sequence_bytes.get(t.cluster.chip.family, 0.0)  # from which an engine splits sequences by itself
+    few: Condition = np.asarray(work.rows) < (np.floor(part * t.plan.tp / _row_bytes(t)) if least < 0 else least)
     return few if np.ndim(few) else bool(few)
-
-
-def tokens_to_split(t: PricingTerms) -> Number:
-    """Return the tokens from which an engine splits sequences by itself."""
-    engine, row = t.engine.overlaps, t.model.hidden * DTYPE_BYTES[t.plan.activations_dtype]
-    part = engine.sequence_bytes.get(t.cluster.chip.family)
-    return 0.0 if part is None else np.floor(part * t.plan.tp / row)
 
 
 # What it makes of the lines.
@@ -144,10 +139,7 @@ def beside_same_batch(lines: list[Line], t: PricingTerms, rows: Number) -> list[
 
 
 def beside_routed(lines: list[Line], t: PricingTerms, rows: Number) -> list[Line]:
-    """Run a shared expert beside routed ones: both take as long as the longer, and at least as their bytes and FLOPs together.
-
-    What is left of the shared expert is what both take beyond the routed ones.
-    """
+    """Run a shared expert beside routed ones: both take as long as the longer, and at least as their bytes and FLOPs together."""
     routed, shared = _kernels_of(lines, "experts", "routing"), _kernels_of(lines, "shared expert")
     memory = t.cluster.chip.memory_Bps
     together = np.maximum(np.maximum(routed.step_s, shared.step_s), routed.least_s(memory) + shared.least_s(memory))
@@ -167,12 +159,8 @@ def _kernels_of(lines: Iterable[Line], *parts: Part) -> Bill:
 
 
 def in_tiles(lines: list[Line], t: PricingTerms) -> list[Line]:
-    """Place each sum and gather of tensor parallelism beside the one product that it follows or precedes.
-
-    Split sequences: a product runs in as many pieces as there are ranks, each as soon as its rows are here, and what it made
-    leaves beside the next; the pieces that arrive are added up by a kernel of its own. Whole ones: each tile of a product is summed
-    inside the kernel that made it.
-    """
+    """Place each sum and gather of tensor parallelism beside the one product that it follows or precedes: split sequences in as
+    many pieces as there are ranks, whole ones in tiles that are summed inside the kernel."""
     split = t.plan.sequence_parallel
     if not split:
         return [_beside_product(x, split) for x in lines]
@@ -260,10 +248,7 @@ def _after_first(t: PricingTerms) -> Number:
     return 1 - 1 / (t.plan.tp * 1.0)
 
 
-Sides = Mapping[str, Number]
-
-
-def _sides(lines: Sequence[Line], t: PricingTerms) -> Sides:
+def _sides(lines: Sequence[Line], t: PricingTerms) -> Mapping[str, Number]:
     """Sum the seconds of layers' kernels by what they belong to, in layers that have experts."""
     model = t.model
     mixtures = sum(isinstance(model.blocks[i].ffn, Experts) for i in model.layers) / max(1, model.num_layers)
@@ -337,10 +322,7 @@ def runs_fused(item: Item, t: PricingTerms) -> Condition:
     taken: Condition = np.logical_not(span(item.axis, t.plan, t.cluster, t.engine).crosses)
     taken = taken & (np.asarray(item.ranks) > 1) & (np.asarray(rows) <= t.engine.sends.fused_reduce_rows)
     taken = taken & (np.asarray(item.nbytes) <= most_fused_bytes(t.engine, t.cluster.chip, item.ranks))
-    able: Condition = False
-    for path in fabric.paths[FUSED_OP]:
-        able = able | applies(path, item.nbytes, item.ranks)
-    return taken & able
+    return taken & reduce(np.logical_or, (applies(path, item.nbytes, item.ranks) for path in fabric.paths[FUSED_OP]))
 
 
 def _row_bytes(t: PricingTerms) -> float:

@@ -28,10 +28,8 @@ class ExpertRanks(NamedTuple):
 
 
 def expert_ranks(plan: Plan, engine: Engine) -> ExpertRanks:
-    """Return how ranks share experts: Megatron keeps tp inside an expert, or none, and serving engines divide what ep leaves.
-
-    Without expert parallelism vLLM cuts every expert over tp x dp ranks; other engines then run independent replicas.
-    """
+    """Return how ranks share experts: Megatron keeps tp inside an expert, or none, serving engines divide what ep leaves, and vLLM
+    cuts every expert over tp x dp ranks without expert parallelism."""
     over = (np.asarray(plan.dp) > 1) & ((np.asarray(plan.ep) > plan.tp) | engine.sends.ep_is_tp_dp)
     if engine.sends.experts_whole:
         return ExpertRanks(over, plan.tp * 0 + 1, pick(np.asarray(plan.ep) > 1, plan.ep / plan.tp, 1))
@@ -62,10 +60,8 @@ def padded_vocab(model: Model, plan: Plan, engine: Engine) -> Number:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A group of ``ranks`` lies on ``domains`` fast domains with ``ranks_per_domain`` each, maybe those of a bridged pair.
-
-    Its job takes ``used`` GPUs of each domain; 0: all of them.
-    """
+    """A group of ``ranks`` on ``domains`` fast domains with ``ranks_per_domain`` each, maybe those of a bridged pair, whose job
+    takes ``used`` GPUs of each domain (0: all)."""
 
     ranks: Number
     ranks_per_domain: Number
@@ -87,14 +83,9 @@ def span(axis: str, plan: Plan, cluster: Cluster, engine: Engine) -> Span:
     Bridges join the first GPU of a host with the second, and so on: two ranks of neighbouring numbers that start a job, or
     follow on such pairs, are a pair.
     """
-    few = unique_with_places(*_sizes(plan))
-    if few is None:
-        return _span(axis, plan, cluster, engine)
-    spans = _span(axis, with_fields(plan, dict(zip(COUNTED, few[0], strict=True))), cluster, engine)
-    return Span(*(spread(getattr(spans, name), few[1]) for name in ("ranks", "ranks_per_domain", "domains", "paired", "used")))
-
-
-def _span(axis: str, plan: Plan, cluster: Cluster, engine: Engine) -> Span:
+    if few := unique_with_places(*_sizes(plan)):
+        spans = span(axis, with_fields(plan, dict(zip(COUNTED, few[0], strict=True))), cluster, engine)
+        return Span(*(spread(getattr(spans, name), few[1]) for name in ("ranks", "ranks_per_domain", "domains", "paired", "used")))
     used = used_of_domain(plan, cluster, engine)
     ranks: Number = 1
     inside: Number = 1
@@ -112,12 +103,8 @@ def _span(axis: str, plan: Plan, cluster: Cluster, engine: Engine) -> Span:
 
 
 def used_of_domain(plan: Plan, cluster: Cluster, engine: Engine) -> Number:
-    """Return the GPUs that a job takes of each fast domain, so that its groups end where domains end: 64 of 72 for groups of 16.
-
-    It takes the largest multiple of its widest group that fits into a domain, as launchers do who place ranks by rack, and
-    of a group that needs several domains equal parts: 4 of 5 for one of 8. A cluster of whole domains may have too few of
-    them for that, and then ranks fill them to the last GPU.
-    """
+    """Return the GPUs that a job takes of each fast domain, so that its groups end where domains end: 64 of 72 for groups of 16,
+    equal parts of a group that needs several (4 of 5 for one of 8), or all where whole domains are too few for that."""
     domain = cluster.domain
     widest: Number = 1
     room: Number = domain
@@ -141,12 +128,9 @@ def _extent(axis: str, plan: Plan, engine: Engine) -> Number:
 
 
 def _runs(axis: str, plan: Plan, engine: Engine) -> list[tuple[Number, Number]]:
-    """Return the (size, stride) runs of a group.
-
-    ``dp`` is the gradient group and so joins cp. ``ep``: Megatron numbers experts' ranks tp, ep, edp; serving engines
-    fill tp first and then go on over dp. ``edp``: the ranks that hold the same experts. ``shard`` and ``replica``: the
-    ranks that share one copy under ZeRO 3, and those that hold the same part of different copies (HSDP).
-    """
+    """Return the (size, stride) runs of a group, where ``dp`` (gradients) joins cp, ``ep`` fills tp first and then dp (Megatron:
+    tp, ep, edp), ``edp`` holds the same experts, ``shard`` one copy under ZeRO 3, and ``replica`` the same part of several
+    (HSDP)."""
     if axis == "ep" and (engine.sends.experts_keep_tp or engine.sends.experts_whole):
         return [(plan.ep, expert_ranks(plan, engine).inside)]
     if axis == "ep":

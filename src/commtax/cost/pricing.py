@@ -110,15 +110,12 @@ class Pricer:
 
 def comm_lines(items: Sequence[Item], pricer: Pricer, settings: Iterable[WhatIf]) -> list[Line]:
     """Return collectives as lines, once all of them are priced, where those that this plan does not send cost nothing."""
-    priced = [pricer.choices(item) for item in items]
-    return [_line(item, pricer, choices, one) for item, choices, one in zip(items, priced, settings, strict=False)]
-
-
-def _line(item: Item, pricer: Pricer, choices: list[tuple[Pricer, PathChoice]], settings: WhatIf) -> Line:
-    if not choices:
-        return Line("comm", item, 0.0, 0.0, source=pricer.priced_by(item)[0].label)
-    lines = [_sent_line(item, one, chosen, settings) for one, chosen in choices]
-    return lines[0] if len(lines) == 1 else _line_where(pricer.span(item.axis).paired, *lines)
+    priced, lines = [pricer.choices(item) for item in items], []
+    for item, choices, what_if in zip(items, priced, settings, strict=False):
+        sent = [_sent_line(item, one, chosen, what_if) for one, chosen in choices]
+        sent = [_line_where(pricer.span(item.axis).paired, *sent)] if len(sent) > 1 else sent
+        lines += sent or [Line("comm", item, 0.0, 0.0, source=pricer.priced_by(item)[0].label)]
+    return lines
 
 
 def _line_where(condition: Condition, yes: Line, no: Line) -> Line:
@@ -151,7 +148,7 @@ def _sent_line(item: Item, pricer: Pricer, chosen: PathChoice, settings: WhatIf)
     outside = not fabric.flat and holds_anywhere(crosses)
     most = int(item.ranks if alone else np.max(item.ranks))
     source = source_of(fabric, op, int(chosen.path if alone else np.max(chosen.path)), most, outside, float(np.max(chosen.inside)))
-    spread = spread_of(fabric, op, item.nbytes, item.ranks, chosen, pricer.cluster, crosses, eager=settings.eager)
+    spread = spread_of(fabric, op, item.nbytes, item.ranks, chosen, pricer.cluster, crosses, settings.eager)
     sigma = (np.log1p(spread) if isinstance(spread, np.ndarray) else math.log1p(spread)) / Z80
     late = pick(np.asarray(item.ranks) > 1, late, 0.0) if settings.eager else late
     hidden = 0.0 * item.count * (latency + wire)  # shaped as the line: nothing, before a step says what it runs beside
@@ -195,10 +192,8 @@ def launched_s(fabric: Fabric, latency: Number, wire: Number, crosses: Condition
 
 
 def source_of(fabric: Fabric, op: str, path: int, ranks: int, crosses: bool, inside: float = 0.0) -> Source:
-    """Return the source of a collective's price, which is assumed for groups beyond the measured ones.
-
-    Across hosts it is the network, unless most of the time (``inside``) goes by inside them, on a link that is assumed.
-    """
+    """Return the source of a collective's price: assumed beyond measured groups, across hosts the network's, unless most of the
+    time (``inside``) goes by on an assumed link inside them."""
     outside, label, taken = crosses and not fabric.flat, fabric.label, fabric.paths[op][path]
     seen = fabric.network.ranks if outside else taken.ranks
     if seen and not seen[0] <= ranks <= seen[-1]:
@@ -225,22 +220,15 @@ def _assumed_source(why: str, basis: str) -> Source:
 
 
 def spread_of(
-    fabric: Fabric,
-    op: str,
-    nbytes: Number,
-    ranks: Number,
-    chosen: PathChoice,
-    cluster: Cluster,
-    crosses: Condition,
-    *,
-    eager: bool = False,
+    fabric: Fabric, op: str, nbytes: Number, ranks: Number, chosen: PathChoice, cluster: Cluster, crosses: Condition, eager: bool
 ) -> Number:
     """Return the half-width of the 80 % range of a collective as a factor, from the residuals of its constants."""
     if fabric.flat:
         return 0.0
-    across = _spread_across(fabric, op, nbytes, ranks, chosen, cluster) if holds_anywhere(crosses) else 0.0
+    if not holds_anywhere(crosses):
+        return _inside_spread(fabric, op, nbytes, ranks, chosen, cluster, eager)
     inside = 0.0 if np.all(crosses) else _inside_spread(fabric, op, nbytes, ranks, chosen, cluster, eager)
-    return pick(crosses, across, inside)
+    return pick(crosses, _spread_across(fabric, op, nbytes, ranks, chosen, cluster), inside)
 
 
 def _spread_across(fabric: Fabric, op: str, nbytes: Number, ranks: Number, chosen: PathChoice, cluster: Cluster) -> Number:
@@ -288,10 +276,8 @@ def _residual(fabric: Fabric, op: str, nbytes: Number, where: str, measured: boo
 
 
 def inference_bill(t: PricingTerms, work: Workload, tokens: Number) -> Bill:
-    """Price one step: the sum over what is exposed of every kernel and every collective on one rank.
-
-    Decode and prefill collectives sit on the critical path: nothing of them hides unless they or ``settings.overlap`` say so.
-    """
+    """Price one step: the sum of what is exposed of every kernel and collective on one rank, where nothing hides unless it or a
+    what-if says so."""
     sigma = math.inf if holds_anywhere(np.asarray(work.prefill_tokens) > 0) else t.whole_sigma
     t = in_step(t, work)
     return Bill(expose_lines(step_lines(t, work), t), tokens, known_sigma=sigma, measured=t.measured)

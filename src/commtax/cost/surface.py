@@ -63,10 +63,8 @@ class Surface:
     _scaled: dict[float, Self] = field(default_factory=dict)
 
     def decoding(self, seqs: int, cached: float) -> tuple[float, float, float]:
-        """Return the seconds of a step of decodes alone, how much longer the next one is, and for how many steps that holds.
-
-        Steps are of one token each: where a step yields several, each of them takes its part of the step.
-        """
+        """Return the seconds of a step of decodes alone, how much longer the next one is, and for how many steps that holds, all
+        per token where a step yields several."""
         start, slope = self._pieces.get(seqs) or self._piece(seqs)
         contexts, mean = self.contexts, cached / seqs
         at = min(bisect_right(contexts, mean), len(contexts) - 1) - 1
@@ -111,11 +109,8 @@ class Surface:
         return seconds
 
     def prompts_s(self, chunks: Sequence[tuple[int, int, int]]) -> float:
-        """Return the attention seconds of a step's prompts: (request, new tokens, tokens cached before them) of each.
-
-        The chip has the work of all to do and waits for the longest block of one: [ (sum work)^p + max longest^p ]^(1/p). Of a
-        prompt alone that is its price, which says how long its longest block is.
-        """
+        """Return the attention seconds of a step's prompts, each (request, new tokens, tokens cached before them): [ (sum work)^p +
+        max longest^p ]^(1/p), which of a prompt alone is its price."""
         chunks_s = self._chunks
         if len(chunks) == 1:
             _, new, past = chunks[0]

@@ -72,11 +72,8 @@ def largest_graph(tp: Number, engine: Engine) -> Number:
 
 
 def padded_rows(rows: Number, work: Workload, engine: Engine, tp: Number = 1, eager: bool = False) -> Number:
-    """Return rows as the engine runs them: a graph is captured for some batch sizes only, and a batch runs in the next one.
-
-    Steps with prompt tokens are padded only by engines that capture those too; rows beyond the largest size run as
-    they are. With drafts, sizes count sequences, or are rounded up to whole sequences.
-    """
+    """Return rows as the engine runs them: in the next larger captured graph, where sizes may count sequences, unless the engine
+    captures none for steps with prompts or of so many rows."""
     sizes, each = np.asarray(engine.sends.graph_sizes), work.rows_per_seq
     if eager or not sizes.size:
         return rows
@@ -133,11 +130,8 @@ def inference(
 
 
 def _expert_sums(model: Model, engine: Engine) -> tuple[int, int]:
-    """Return the sums of layers with experts over tp: of the hidden width, and of experts' latent.
-
-    Shared and routed experts are added before one sum, unless each has a norm of its own. A latent is summed before the norm
-    in it, or where the engine does so; then shared experts have a sum of their own.
-    """
+    """Return the sums of layers with experts over tp, of the hidden width and of experts' latent: one of shared and routed experts
+    together, unless each has a norm, or the latent is summed before its own."""
     wide = latent = 0
     for f in (f for i in model.layers if isinstance(f := model.blocks[i].ffn, Experts)):
         early = bool(f.latent) and (f.latent_norm or engine.sends.latent_reduced)
@@ -188,12 +182,8 @@ def exchange_item(place: Place, axis: str, op: str, nbytes: Number, ranks: Numbe
 
 
 def _served_experts(model: Model, plan: Plan, rows: Number, how: tuple[str, str], count: Number, split: Condition) -> list[Item]:
-    """List what experts of ``count`` layers send, shared among replicas. Inside one replica the tp all-reduce is all.
-
-    By gathering: over the whole ep group if tokens are split over tp, else over the replicas (each tp rank on its own),
-    and then the tp all-reduce stays. By all-to-all: one copy a destination rank, or an expert.
-    ``how``: the backend, and what tokens travel in.
-    """
+    """List what experts of ``count`` layers send, shared among replicas, by (backend, what tokens travel in): gathered over ep if
+    tokens are split over tp, else over replicas, or one copy per destination rank or expert."""
     moe, (backend, dispatch_dtype) = model.experts, how
     if moe is None or not np.any(count):
         ops = ("all-gather", "all-gather", "reduce-scatter", "all-gather")
@@ -226,10 +216,8 @@ def _served_experts(model: Model, plan: Plan, rows: Number, how: tuple[str, str]
 
 
 def dispatched_bytes(plan: Plan, quant: Quant | None, dispatch_dtype: str = "") -> float:
-    """Return the bytes of one activation element on its way to an expert, its share of scales with it.
-
-    As asked; else quantised first where the experts' arithmetic is.
-    """
+    """Return the bytes of one activation element on its way to an expert, scales included: as wanted, else as the experts'
+    arithmetic has it."""
     dtype = "" if quant is None or quant.weight_only else quant.activations or quant.dtype
     kind = dispatch_dtype or dtype
     if kind == "fp8":
@@ -282,11 +270,8 @@ def _choices(of: Number, taken: int) -> Number:
 
 
 def vectors_handed_on(model: Model, pp: Number) -> Number:
-    """Return the vectors of a token that a cut between stages hands on: one, all streams, or those looked back at.
-
-    The latter are one of each block begun before the cut, ceil(layer / lookback), and the sum since: a mean over the cuts
-    (Kimi-K3's report, arXiv 2607.24653, section 2.2).
-    """
+    """Return the vectors of a token that a cut between stages hands on: one, all streams, or on average over the cuts one of each
+    block begun before it and the sum since (Kimi-K3's report, arXiv 2607.24653, section 2.2)."""
     if not model.lookback:
         return model.hyper.streams if model.hyper else 1
 

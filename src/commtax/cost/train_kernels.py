@@ -36,11 +36,8 @@ UPDATE_BYTES = 38  # Adam: gradient read (twice, once to clip) and cleared, thre
 def forward_kernels(
     model: Model, plan: Plan, step: TrainStep, engine: Engine, layers: Number, passes: float, imbalance: float = 1.0
 ) -> tuple[list[Kernel], list[Kernel]]:
-    """Forward kernels of ``layers`` layers, and of the head over every token, as often as one microbatch runs them.
-
-    Context parallelism shares queries so that each rank sees the same number of pairs: as many as its own chunk would
-    with half of the other ranks' keys before them.
-    """
+    """Return forward kernels of ``layers`` layers, and of the head over every token, as often as one microbatch runs them, where
+    each context-parallel rank sees half of the other ranks' keys."""
     local = plan.share(step.seq)
     rows = step.micro_batch * local
     past = step.micro_batch * (step.seq - local) / 2
@@ -132,23 +129,17 @@ def recomputed_kernels(kernels: list[Kernel], model: Model, plan: Plan, engine: 
     """List what backward runs again: all layers, or what the engine calls selective."""
     if plan.recompute == "none":
         return []
-    if plan.remade:
-        return [k for k in kernels if any(REMADE[name](k) for name in plan.remade)]
-    if plan.recompute == "full" or engine.trains.selective == "matmuls":
+    if not plan.remade and (plan.recompute == "full" or engine.trains.selective == "matmuls"):
         again = [replace(k, count=k.count * _recomputed_share(k, model, plan, engine)) for k in kernels]
         return [k for k in again if np.ndim(k.count) or k.count]
-    if engine.trains.selective == "up-projections":  # of latents, and norms: what is small to keep and large to make
-        return [k for k in kernels if k.part == "norms" or _is_latent_expansion(k)]
-    return [k for k in kernels if k.part == "attention"]
+    # Selective recomputation is of norms and up-projections, small to keep and large to make, or of attention with all scans.
+    names = plan.remade or (("layernorm", "mla_up_proj") if engine.trains.selective == "up-projections" else ("attention",))
+    return [k for k in kernels if any(REMADE[name](k) for name in names)]
 
 
 def _recomputed_share(k: Kernel, model: Model, plan: Plan, engine: Engine) -> Number:
-    """Return the share of a forward kernel that backward runs again under full recomputation, or where every other product is kept.
-
-    torch stops a layer's recomputation where nothing more is needed: no gradient asks for the output of its last product. Its
-    selective mode keeps the first, third, fifth of a layer's products as the model has them (query, key, value, output; gate, up,
-    down or up, down), and attention; everything small is run again, casts for the weight gradients too.
-    """
+    """Return the share of a forward kernel that backward runs again under full recomputation (in torch not a layer's last product),
+    or where every other product is kept (torch: first, third, fifth) and attention, and all that is small is run again."""
     last = k.form == "gemm" and k.part == "feed-forward" and k.place == "down"
     if plan.recompute == "full":
         return 0.0 if last and engine.trains.recompute_stops else 1.0
@@ -160,31 +151,16 @@ def _recomputed_share(k: Kernel, model: Model, plan: Plan, engine: Engine) -> Nu
     return SECOND.get(k.place, 0.0 if last else 0.5)
 
 
-def _is_latent_expansion(k: Kernel) -> bool:
-    """Check whether a kernel makes queries, keys or values out of latents, or casts what such a product takes."""
-    return k.part == "projections" and k.place in ("query", "key")
-
-
 REMADE: Mapping[str, Callable[[Kernel], bool]] = {
+    "attention": lambda k: k.part == "attention",
     "core_attn": lambda k: k.part == "attention" and k.form not in CHIP_FORMS,
     "layernorm": lambda k: k.part == "norms",
-    "mla_up_proj": _is_latent_expansion,
+    "mla_up_proj": lambda k: k.part == "projections" and k.place in ("query", "key"),  # and casts of what such a product takes
     "mlp": lambda k: k.part == "feed-forward",
     "moe": lambda k: k.part in ("router", "routing", "experts", "shared expert"),
     "moe_act": lambda k: k.part == "experts" and k.place == "activation",  # it stands with the permutation, not told apart
 }
 """Forward kernels of the modules that Megatron recomputes by name."""
-
-
-def update(params: Number) -> Kernel:
-    """Return the optimiser's step over this rank's share of the parameters."""
-    count = pick(np.asarray(params) > 0, 1, 0)
-    return Kernel("optimiser update", "elementwise", count, 0.0, UPDATE_BYTES * params, part="update", stage="update")
-
-
-def accumulation_kernel(nbytes: Number) -> Kernel:
-    """Return the pass that adds a microbatch's gradients to the sum, where no product does it."""
-    return Kernel("gradients added up", "elementwise", 1, 0.0, nbytes, part="update", stage="backward")
 
 
 def step_flops(model: Model, plan: Plan, seq: Number, causal: bool) -> Number:
@@ -198,11 +174,8 @@ def step_flops(model: Model, plan: Plan, seq: Number, causal: bool) -> Number:
 
 
 def forward_flops(model: Model, seq: Number, causal: bool) -> tuple[Number, Number]:
-    """Return the FLOPs of one token's forward pass as (all layers, head): 2 per weight it uses, plus attention.
-
-    ``causal`` counts the pairs that a query may see (half of them); otherwise all of them, as PaLM and Megatron do.
-    Lookups, norms and activations are not counted.
-    """
+    """Return the FLOPs of one token's forward pass as (all layers, head): 2 per weight it uses, plus attention over the pairs that
+    a query may see (``causal``), or over all of them, as PaLM and Megatron count."""
     kernels = _counted_kernels(model, seq)
     return sum(k.count * _flops(k, model, seq, causal) for k in kernels) / seq, 2.0 * model.hidden * model.vocab * model.head_passes
 

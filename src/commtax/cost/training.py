@@ -15,7 +15,6 @@ import numpy as np
 from commtax.arrays import pick
 from commtax.cost import train_kernels
 from commtax.cost.adapters import trained_params
-from commtax.cost.forms import Table
 from commtax.cost.inventory import ROWWISE, by_pp, fullest_layers, inventory, num_moe_layers, share, stage_layers, stage_params
 from commtax.cost.kernel import Kernel, PricingTerms
 from commtax.cost.kernels import Factor, KernelFactors, applied_s, kernel_line, power_clock, widen_sigma
@@ -56,11 +55,8 @@ def training_bill(t: PricingTerms, step: TrainStep, tokens: Number) -> Bill:
 
 
 def _host(layers: list[Line], comm: list[Line], t: PricingTerms) -> list[Line]:
-    """List the waits for a host that launches layers of experts kernel by kernel.
-
-    It takes ``layer_host_s`` for each layer and microbatch, forward and backward, and the GPU waits for what exceeds its own time
-    in the layers; and ``sync_s`` always, while the host reads how many tokens each expert has. One graph of the step has neither.
-    """
+    """List the waits for a host that launches layers of experts kernel by kernel: what exceeds the GPU's time in the layers, and at
+    least ``sync_s``, while the host reads how many tokens each expert has."""
     trains, mixes, lines = t.engine.trains, t.engine.mixes, []
     if trains.step_host_s:
         lines.append(_host_line("once a step", trains.step_host_s, "step_host_s", t))
@@ -97,16 +93,14 @@ def _compute(t: PricingTerms, step: TrainStep) -> tuple[list[Line], list[Line], 
     layers += priced.lines(train_kernels.backward(body, plan), m)
     both = [*head, *train_kernels.backward(head, plan)]
     share = _head_share(model, plan, t.engine, _total(layers) / depth, m * priced.seconds(both))
-    ends = priced.lines(both, m * share) + priced.lines([train_kernels.update(updated_params(model, plan, t.engine))], 1)
-    if t.engine.trains.accumulate_bytes:
-        trained = sum(trained_params(model, plan, t.engine).values())
-        ends += priced.lines([train_kernels.accumulation_kernel(trained * t.engine.trains.accumulate_bytes)], m)
+    updated = updated_params(model, plan, t.engine)
+    count, nbytes = pick(np.asarray(updated) > 0, 1, 0), train_kernels.UPDATE_BYTES * updated
+    update = Kernel("optimiser update", "elementwise", count, 0.0, nbytes, part="update", stage="update")
+    ends = priced.lines(both, m * share) + priced.lines([update], 1)
+    if t.engine.trains.accumulate_bytes:  # a pass adds a microbatch's gradients to the sum, where no product does it
+        nbytes = sum(trained_params(model, plan, t.engine).values()) * t.engine.trains.accumulate_bytes
+        ends += priced.lines([Kernel("gradients added up", "elementwise", 1, 0.0, nbytes, part="update", stage="backward")], m)
     return layers, ends, share
-
-
-def _clock(c: Table, fused: float) -> Factor:
-    """Return a number format's share of single kernels' rates: from its own runs, or from those whose casts are fused."""
-    return ("train.share", c["share"] * fused) if "share" in c else ("train.clock", c["clock"])
 
 
 class Kernels:
@@ -116,10 +110,14 @@ class Kernels:
         self.terms, self.chip, self.constants = t, t.cluster.chip, t.constants
         self.table = table = self.constants.tables["train.bf16"]
         self.power: Factor = ("power_clock", power_clock(self.chip, table))
-        # Hours of dense products draw the clock down, in each number format by its own share of single kernels' rates.
+        # Hours of dense products draw the clock down, in each number format by its own share of single kernels' rates: from its own
+        # runs, or from those whose casts are fused.
         tables = ((kind, self.constants.tables.get(f"train.{kind}")) for kind in ("bf16", *train_kernels.CAST_BYTES))
-        self.clocks = {kind: _clock(c, table.get("fused", 1.0)) for kind, c in tables if c}
-        self.clock = self.clocks["bf16"]
+        self.clocks: dict[str, Factor] = {
+            kind: ("train.share", c["share"] * table.get("fused", 1.0)) if "share" in c else ("train.clock", c["clock"])
+            for kind, c in tables
+            if c
+        }
         self.least = t.engine.host.launch_s if t.settings.eager else 0.0
         self.sigma = widen_sigma(table["sigma"], self.constants.label)
         self._priced: dict[tuple[object, ...], tuple[Kernel, Number, Number]] = {}
@@ -136,7 +134,7 @@ class Kernels:
         engine, slow_rank = self.terms.engine, self.terms.settings.slow_rank
         if kernel.form != "prefill":
             products = kernel.form == "gemm"
-            clock = self.clocks.get(kernel.number_format, self.clock) if products else self.clock
+            clock = self.clocks.get(kernel.number_format if products else "bf16", self.clocks["bf16"])
             experts_rate = (("experts_rate", engine.kernels.experts_rate),) if products and kernel.part == "experts" else ()
             return KernelFactors((self.power, clock, *experts_rate), slow_rank=slow_rank, launch_s=self.least)
         rates = [self.power, (f"train.{engine.trains.attention}", self.table.get(engine.trains.attention, 1.0))]
@@ -156,11 +154,8 @@ def _total(lines: list[Line]) -> Number:
 
 
 def _head_share(model: Model, plan: Plan, engine: Engine, layer_s: Number, head_s: Number) -> Number:
-    """Return how much of the head the pace-setting stage pays: all of it, less what the last stage saves with fewer layers.
-
-    An engine that is told where layers go moves further layers from the last stage to the others as long as that pays. Where
-    microbatches enter at both ends, either of the outer ranks has the head of half of them, and layers of both ends.
-    """
+    """Return how much of the head the pace-setting stage pays: all of it, less what the last stage saves with fewer layers, and
+    an engine that is told where layers go moves more of them to the others while that pays."""
     directions = SCHEDULES[plan.schedule].directions
     head = pick(np.asarray(plan.pp) > 1, 1 / directions, 1.0)
     outer = by_pp(plan.pp, lambda pp: _outer_layers(model, pp, directions, engine.trains.balances_head))
@@ -264,10 +259,7 @@ def _bubble(comm: list[Line], times: _Passes, model: Model, plan: Plan) -> Line:
 
 
 def dp_token_threshold(flops_per_s: Number, bandwidth_Bps: Number) -> Number:
-    """Return the local tokens from which the gradient all-reduce hides behind backward: FLOP/s over B/s, whatever the model.
-
-    Follows from 4N/BW <= 4N tokens/(FLOP/s).
-    """
+    """Return the local tokens from which the gradient all-reduce hides behind backward: 4N/BW <= 4N tokens/(FLOP/s) for any N."""
     return flops_per_s / bandwidth_Bps
 
 
@@ -322,17 +314,11 @@ def _passes(plan: Plan) -> int:
 
 
 def _tensor_parallel(model: Model, plan: Plan, rows: Number, payload: Number, layers: Number, engine: Engine) -> list[Item]:
-    """List the sums of two sites a layer (attention, feed-forward), once forward and backward, again if recomputed, and of the
-    ends.
+    """List the sums of two sites a layer (attention, feed-forward), forward, backward and again if recomputed, and of the ends.
 
-    torch's selective recomputation keeps what was scattered and gathers again; its full one needs no second sum of the layer's end.
-
-    With sequence parallelism a site is all-gather + reduce-scatter. Backward gathers the gradient of the row-parallel
-    output, and Megatron, which keeps only its share of it, the column-parallel input again for the weight gradient.
-    Experts work on tokens that are gathered after the dispatch: each of top_k copies, and nothing is gathered again.
-
-    Where an engine launches them so, the sum of an input's gradient runs beside the weight gradient of the columns that it went
-    into, and the second gather of that input beside its gradient (Korthikanti et al. 2022, section 4.2.2).
+    With sequence parallelism a site is all-gather + reduce-scatter. Backward gathers the gradient of the row-parallel output, and
+    Megatron, which keeps only its share of it, the column-parallel input again for the weight gradient (Korthikanti et al. 2022,
+    section 4.2.2). torch's selective recomputation gathers again, too; its full one needs no second sum of the layer's end.
     """
     m, forward = plan.microbatches, _passes(plan)
     moe, mixed = model.experts or Experts(1, 1, 1), num_moe_layers(model, plan)
@@ -380,10 +366,7 @@ def _beside(item: Item, window: Window, engine: Engine) -> Item:
 def _context(model: Model, plan: Plan, rows: Number, layers: Number, engine: Engine) -> list[Item]:
     """List the keys and values that go round the cp ring (Megatron) or are gathered (torch), and their gradients round the ring.
 
-    torchtitan repeats keys and values for every query head before attention, so all of those travel.
-
-    Megatron's first step needs no gradients and its last no keys, so both make cp - 1 hops; torch rotates fp32
-    gradients cp times.
+    Megatron's first step needs no gradients and its last no keys, so both make cp - 1 hops; torch rotates fp32 gradients cp times.
     """
     a = model.attention
     every = bool(a.latent) or engine.trains.repeats_keys
@@ -441,30 +424,23 @@ def _data_parallel(model: Model, plan: Plan, layers: Number, engine: Engine) -> 
     head = 0 if model.tied else share("vocab", model, plan, engine) * model.vocab * model.hidden
     last = pick(np.asarray(plan.pp) == 1, head + model.hidden * model.final_norm, 0)
     every = 0 if plan.lora_rank else 1  # embedding and head have no adapters
-
-    def unit(name: str, count: Number) -> tuple[Number, Number]:
-        return params[name] / count, trained[name] / count
-
+    some = np.maximum(1, mixed)
+    # HSDP groups, which hold a whole copy each, sum their shards after each scatter, unit by unit.
+    copies = plan.dp / plan.num_shards
+    shard = updated_params(model, plan, engine) * DTYPE_BYTES[plan.grads_dtype] / layers
+    times = pick(np.asarray(copies) > 1, layers * _rounds(plan), 0)
     return [
-        *_sharded_items(plan, unit("layers", layers), ranks, layers, "", gathers),
-        *_sharded_items(plan, unit("experts", np.maximum(1, mixed)), same_experts, mixed, "experts", gathers),
+        *_sharded_items(plan, (params["layers"] / layers, trained["layers"] / layers), ranks, layers, "", gathers),
+        *_sharded_items(plan, (params["experts"] / some, trained["experts"] / some), same_experts, mixed, "experts", gathers),
         *_sharded_items(plan, (params["ends"] - last, every * (params["ends"] - last)), ranks, 1, "embedding", gathers),
         *_sharded_items(plan, (last, every * last), ranks, 1, "head", 1),
-        _copies(plan, updated_params(model, plan, engine), layers),
+        _gradient_sum("gradient shards", "replica", "all-reduce", shard, copies, times),
     ]
 
 
 def _rounds(plan: Plan) -> Number:
     """Return how often a step gathers and sums under ZeRO 2 and 3: every microbatch, or once with a pipeline."""
     return pick(np.asarray(plan.pp) > 1, 1, plan.microbatches)
-
-
-def _copies(plan: Plan, shard: Number, units: Number) -> Item:
-    """Sum shards over HSDP groups, which hold a whole copy each: after each scatter, unit by unit."""
-    groups = plan.dp / plan.num_shards
-    nbytes = shard * DTYPE_BYTES[plan.grads_dtype] / units
-    count = pick(np.asarray(groups) > 1, units * _rounds(plan), 0)
-    return _gradient_sum("gradient shards", "replica", "all-reduce", nbytes, groups, count)
 
 
 def _gradient_sum(

@@ -21,11 +21,8 @@ DATASHEET = Source("datasheet", "formula and datasheet", "formula and datasheet"
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """One way in which a library performs a collective, with its constants.
-
-    Paths are tried in order of ``turn``; those of one turn compete on price. ``max_bytes`` limits the tensor by group size.
-    A group between two listed sizes has the limit of the larger.
-    """
+    """One way in which a library performs a collective: tried in order of ``turn`` (those of one turn compete on price) up to
+    ``max_bytes`` of a group, which has the limit of the next larger listed size."""
 
     op: str
     algorithm: Algorithm
@@ -223,9 +220,7 @@ class RunLesson:
     output_len: float
     measured_s: float
     catalogue_s: float  # as predicted before anything was learnt
-    residual: (
-        float  # ln(measured / predicted) where the slopes were taken, as if from there the catalogue's constants had been left
-    )
+    residual: float  # ln(measured / predicted) where the slopes were taken, and the catalogue's constants left
     slopes: Mapping[str, float]  # d ln(latency) / d ln(constant)
     noise: float = 1.0  # its own scatter over the usual one: more for a median, and for a run that others contradict
     label: str = ""

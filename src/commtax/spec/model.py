@@ -24,11 +24,8 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class Indexer:
-    """Sparse attention's selector: heads of its own score what is cached and keep the best ``top_k`` tokens.
-
-    Tokens are chosen one by one (DeepSeek-V3.2, GLM-5), or ``block`` at a time (MiniMax-M3). A layer may take the choice of an
-    earlier one: then it has no selector of its own (GLM-5.2).
-    """
+    """Sparse attention's selector: heads score what is cached and keep the best ``top_k`` tokens, one by one (DeepSeek-V3.2, GLM-5)
+    or by ``block`` (MiniMax-M3), unless a layer takes the choice of an earlier one (GLM-5.2)."""
 
     num_heads: int
     head_dim: int
@@ -39,11 +36,8 @@ class Indexer:
 
 @dataclass(frozen=True, slots=True)
 class Compressed:
-    """DeepSeek-V4's attention: one latent is key and value of all heads, kept for ``window`` tokens as it is.
-
-    Of older tokens every ``ratio`` share one entry (0: there is none), which overlaps the next for small ratios. The
-    output goes through ``out_groups`` matrices of rank ``out_rank``.
-    """
+    """DeepSeek-V4's attention: one latent is key and value of all heads, kept for ``window`` tokens, of older ones every ``ratio``
+    share one entry (0: none), and the output goes through ``out_groups`` matrices of rank ``out_rank``."""
 
     q_rank: int
     rope_dim: int
@@ -81,11 +75,8 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
-    """Linear attention by the delta rule: a short convolution, then one state of k_dim x v_dim a head, whatever the length.
-
-    ``decay_rank``: the decay of each channel comes from a matrix of this rank (Kimi's); 0: one decay a head (gated delta net).
-    ``gate_rank``: the output's gate likewise; 0: from a whole matrix.
-    """
+    """Linear attention by the delta rule: a short convolution, then one state of k_dim x v_dim a head, with the decay of each
+    channel from a matrix of ``decay_rank`` (Kimi's; 0: one decay a head) and a gate of ``gate_rank`` (0: of a whole one)."""
 
     num_k_heads: int
     num_v_heads: int
@@ -191,11 +182,9 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Quant:
-    """How a checkpoint stores its linear weights. ``block`` is the (out, in) tile that shares a scale, 0 for a whole side.
-
-    Modules with a format of their own have it in ``parts``: the first that holds a tensor stores it, and this one what is left.
-    Patterns of ``only`` and ``ignored`` are in the checkpoint's spelling, which ``spelled`` makes of ours, fragment by fragment.
-    """
+    """How a checkpoint stores its linear weights, in (out, in) tiles of ``block`` that share a scale (0: a whole side): each tensor
+    as the first of ``parts`` that holds it, else as this one, by patterns in the checkpoint's spelling, which ``spelled`` makes of
+    ours."""
 
     method: str
     dtype: str
@@ -233,10 +222,8 @@ TowerTensor = tuple[str, tuple[int, ...], int]  # name and shape of a tensor, an
 
 @dataclass(frozen=True, slots=True)
 class Tower:
-    """A transformer before the decoder that looks at pictures: of its patches, ``patches_per_token`` become one token.
-
-    ``tensors`` work on every patch, those of ``projector`` on every token that is handed on.
-    """
+    """A transformer before the decoder that looks at pictures: ``tensors`` work on every patch, and ``projector`` on every token,
+    which ``patches_per_token`` become."""
 
     num_layers: int
     hidden: int

@@ -15,18 +15,10 @@ from commtax.spec.model import Model
 
 DTYPE_BYTES: Mapping[str, float] = MappingProxyType(
     {
-        "fp32": 4,
-        "tf32": 4,
-        "fp16": 2,
-        "bf16": 2,
-        "fp8": 1,
-        "fp8-rowwise": 1,
-        "mxfp8": 1,
-        "int8": 1,
-        "mxfp4": 0.5,
-        "nvfp4": 0.5,
-        "fp4": 0.5,
-        "int4": 0.5,
+        **dict.fromkeys(("fp32", "tf32"), 4),
+        **dict.fromkeys(("fp16", "bf16"), 2),
+        **dict.fromkeys(("fp8", "fp8-rowwise", "mxfp8", "int8"), 1),
+        **dict.fromkeys(("mxfp4", "nvfp4", "fp4", "int4"), 0.5),
     }
 )
 ARITHMETIC: Mapping[str, str] = MappingProxyType({"fp8-rowwise": "fp8", "mxfp8": "fp8", "nvfp4": "fp4", "mxfp4": "fp4"})

@@ -18,8 +18,7 @@ from commtax.cost import kernels
 from commtax.cost.collectives import ALGORITHMS, cross_domains, factor_over
 from commtax.cost.forms import equation_of
 from commtax.cost.kernel import Kernel, PricingTerms
-from commtax.cost.kernels import CARRIERS, Factor, terms
-from commtax.cost.layer_forms import equation
+from commtax.cost.kernels import CARRIERS, Factor, equation, terms
 from commtax.cost.pricing import Pricer, all_reduce_share, host_parts, in_step, scaled_s
 from commtax.cost.training import Kernels, scales
 from commtax.ledger import Z80, Line
@@ -271,7 +270,7 @@ def explained_kernel(b: StepBill, x: Line) -> Explanation:
     instead = f"; in the place of {k.stored}, which has no table" if k.stored and not table.endswith(f".{k.stored}") else ""
     if charged is not k:
         instead = "; nobody timed 8 bits here, which take no longer than these 16"
-    fused = ((kernels.fused_by(k), 1 - float(k.fused)),) if k.fused else ()
+    fused = (("small_kernels" if k.form == "small" else "chained", 1 - float(k.fused)),) if k.fused else ()
     rates = applied.rates if float(k.flops) else ()  # what computes nothing has no arithmetic to slow down
     slower = ("slow_rank", applied.slow_rank), applied.pace, ("pace_prompt_steps", pace)
     return Explanation(
