@@ -59,8 +59,7 @@ def test_published_starts_agree(row, wording):
     if wording != "0.6" and "kv_tokens" in logged:
         lines.append(words[2].format(logged["kv_tokens"]))
     text = "\n".join(f"(Worker_TP{r} pid={r}) INFO x [y.py:1] {line}" for line in lines for r in range(row["args"]["tp"]))
-    asked = Claim(resolve_question(model, judged.question.cluster, row["args"]))
-    found = audit_log(vllm_log.parse(text), asked)
+    found = audit_log(vllm_log.parse(text), Claim(resolve_question(model, judged.question.cluster, row["args"])))
     assert not [f for f in found.findings if f.verdict == "disagree"]
     settled = [f for f in found.findings if f.verdict == "agree" or "may count otherwise" in f.reason]
     assert len(settled) >= len(lines)
@@ -71,13 +70,11 @@ def test_a_log_that_was_not_split():
     whole = commtax.fit("llama-3.1-8b", "2xh100-sxm", tp=1).weights_bytes / GIB
     log = vllm_log.parse(f"(Worker_TP0 pid=1) INFO x [y.py:1] Model loading took {whole:.4f} GiB and 1 seconds")
     found = by_item(audit_log(log, question(tp=2)))
-    assert found["weights (TP0)"].verdict == "disagree"
-    assert found["weights (TP0)"].reason == "as at tp 1"
+    assert (found["weights (TP0)"].verdict, found["weights (TP0)"].reason) == ("disagree", "as at tp 1")
     assert found["tensor-parallel size"].verdict == "unknown"
     both = "\n".join(f"(Worker_TP{r} pid={r}) INFO x [y.py:1] Model loading took {whole:.4f} GiB and 1 seconds" for r in (0, 1))
     found = by_item(audit_log(vllm_log.parse(both), question(tp=2)))
-    assert found["tensor-parallel size"].verdict == "agree"
-    assert found["weights (2 ranks alike)"].verdict == "disagree"
+    assert (found["tensor-parallel size"].verdict, found["weights (2 ranks alike)"].verdict) == ("agree", "disagree")
 
 
 def test_stages_are_compared_with_their_own_weights():
@@ -93,8 +90,7 @@ def test_stages_are_compared_with_their_own_weights():
 def test_a_disabled_custom_allreduce_is_priced():
     """64 layers' worth of small all-reduces over NCCL instead of a one-shot kernel."""
     log = vllm_log.parse("W x] Custom allreduce is disabled because your platform lacks GPU P2P capability or P2P test failed.")
-    asked = question(tp=2)
-    (found,) = [f for f in audit_log(log, asked).findings if "custom all-reduce is off" in f.item]
+    (found,) = [f for f in audit_log(log, question(tp=2)).findings if "custom all-reduce is off" in f.item]
     own, other = (float(commtax.bill("llama-3.1-8b", "2xh100-sxm", tp=2, library=x).step_s) for x in ("", "nccl"))
     assert (found.predicted, found.measured) == (None, None), "neither figure was measured"
     assert found.verdict == "disagree"
@@ -106,10 +102,8 @@ def test_a_trace_that_agrees():
     asked = question(tp=2)
     traces = [kineto.parse(decode_graphs(**made_steps(asked), rank=r)) for r in (0, 1)]
     found = by_item(audit_traces(traces, asked, ["a", "b"]))
-    assert found["all-reduces per decode step"].measured == 65
-    assert found["all-reduces per decode step"].verdict == "agree"
-    assert found["decode step"].verdict == "agree"
-    assert found["one all-reduce (shortest over ranks)"].verdict == "agree"
+    assert (found["all-reduces per decode step"].measured, found["all-reduces per decode step"].verdict) == (65, "agree")
+    assert (found["decode step"].verdict, found["one all-reduce (shortest over ranks)"].verdict) == ("agree", "agree")
     assert found["all-reduce bytes per step"].verdict == "unknown"
     assert "CUDA graph" in found["all-reduce bytes per step"].reason
     assert found["waiting for the slowest rank, share of the step"].verdict == "agree"
@@ -131,8 +125,7 @@ def test_kernels_without_a_name_are_counted_together():
         if "cross_device" in e["name"] or "nccl" in e["name"]:
             e["name"] = "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)"
     found = by_item(audit_traces([kineto.parse(made)], asked, ["a"]))
-    assert found["collectives per decode step"].measured == 66
-    assert found["collectives per decode step"].verdict == "agree"
+    assert (found["collectives per decode step"].measured, found["collectives per decode step"].verdict) == (66, "agree")
 
 
 def test_a_stage_of_a_pipeline_is_not_judged_by_the_whole():
@@ -186,10 +179,8 @@ def test_serving_of_a_real_run_keeps_its_books():
     files = [FIXTURES / "vllm-cpu-tp1.serve.json", FIXTURES / "vllm-cpu-tp1.throughput.json"]
     found = audit(files, question(TINY, "2xcpu", tp=1, eager=True))
     verdicts = {f.item: f.verdict for f in found.findings}
-    assert verdicts["E2E = TTFT + (n - 1) TPOT"] == "agree"
-    assert verdicts["output tokens = rate x duration"] == "agree"
-    assert verdicts["tensor-parallel size in the result"] == "agree"
-    assert found.count("disagree") == 0
+    assert (verdicts["E2E = TTFT + (n - 1) TPOT"], verdicts["output tokens = rate x duration"]) == ("agree", "agree")
+    assert (verdicts["tensor-parallel size in the result"], found.count("disagree")) == ("agree", 0)
 
 
 def test_many_results_of_one_question_are_priced_once(monkeypatch):
@@ -232,8 +223,7 @@ def test_definitions_are_checked_inside_a_result():
         section = audit_bench(served(**{**sound, **changes}), question(), "x")
         return {item: f.verdict for item, f in by_item(section).items()}
 
-    assert verdicts()["E2E = TTFT + (n - 1) TPOT"] == "agree"
-    assert verdicts()["output tokens = rate x duration"] == "agree"
+    assert (verdicts()["E2E = TTFT + (n - 1) TPOT"], verdicts()["output tokens = rate x duration"]) == ("agree", "agree")
     assert verdicts(mean_ttft_ms=400.0, mean_tpot_ms=1289 / 128, mean_e2el_ms=1289.0)["E2E = TTFT + (n - 1) TPOT"] == "disagree"
     assert verdicts(output_throughput=64.0)["output tokens = rate x duration"] == "disagree"
 
@@ -267,8 +257,7 @@ def test_vllm_on_cpu_is_reconciled(tp):
     assert items["full-length requests at once"].verdict == "agree"
     assert items["time per token (floor: reading the weights)"].verdict == "agree"
     assert "calibrate" in items["E2E (mean)"].reason
-    wrong = audit(files[:1], replace(asked, question=asked.question.but(tp=3 - tp)))
-    assert wrong.verdict == "disagree"
+    assert audit(files[:1], replace(asked, question=asked.question.but(tp=3 - tp))).verdict == "disagree"
 
 
 @pytest.mark.parametrize(("phase", "rows"), [("decode", 1), ("prefill", 128)])
@@ -289,8 +278,7 @@ def test_command_line():
     good = run(FIXTURES / "vllm-cpu-tp2.log", *words, "-tp", 2, "--json")
     assert good.returncode == 0
     document = json.loads(good.stdout)
-    assert document["schema"] == "commtax.audit/2"
-    assert document["verdict"] == "agree"
+    assert (document["schema"], document["verdict"]) == ("commtax.audit/2", "agree")
     assert set(document["sections"][0]["findings"][0]) == {
         *("code", "item", "predicted", "measured", "difference", "base", "low", "high", "tolerance", "unit"),
         *("verdict", "evidence", "reason"),
@@ -348,8 +336,7 @@ def log_of(**said):
 
 
 def taken(*logs, said=(), cluster="4xh100-sxm"):
-    asked = Claim(resolve_question("qwen3-32b", cluster, {}))
-    return logged_run(ReadFiles(logs)).over(asked, set(said))
+    return logged_run(ReadFiles(logs)).over(Claim(resolve_question("qwen3-32b", cluster, {})), set(said))
 
 
 def test_a_claim_takes_what_its_log_says():

@@ -99,13 +99,11 @@ def test_a_mean_and_a_median_that_are_off_disagree():
     found = ran(stats | {"tpot": {name: 3 * s for name, s in stats["tpot"].items()}})
     assert found.verdict == DISAGREE
     assert "decode" in codes(found)
-    lone = ran({"tpot": {"median": 3 * stats["tpot"]["median"]}})
-    assert lone.verdict == DISAGREE
+    assert ran({"tpot": {"median": 3 * stats["tpot"]["median"]}}).verdict == DISAGREE
 
 
 def test_slower_tokens_beside_more_answers_are_no_slow_clocks():
-    stats = near()[1]
-    found = ran({"tpot": {name: 3 * s for name, s in stats["tpot"].items()}}, rate=3.0)
+    found = ran({"tpot": {name: 3 * s for name, s in near()[1]["tpot"].items()}}, rate=3.0)
     assert (found.verdict, codes(found)) == (DISAGREE, ["at once"])
     assert "clocks" not in found.sections[0].causes[0].change
 
@@ -218,8 +216,7 @@ def test_an_excerpt_that_leaves_out_the_last_line_is_partial_and_says_so():
 
 
 def start(claim, kv_gib, tokens, weights=None, length=0):
-    held = holds(claim.question)
-    loaded = (weights or held.weights_bytes) / GIB
+    loaded = (weights or holds(claim.question).weights_bytes) / GIB
     text = f"{VLLM}Model loading took {loaded:.4f} GiB memory and 7 seconds\n"
     text += f"{VLLM}Available KV cache memory: {kv_gib:.2f} GiB\n{VLLM}GPU KV cache size: {tokens:,} tokens\n"
     text += f"{VLLM}Maximum concurrency for {length:,} tokens per request: {tokens / length:.2f}x\n" if length else ""
@@ -252,14 +249,12 @@ def test_other_weights_are_blamed_once():
     claim = claimed(gpu_memory_utilization=0.9)
     held = holds(claim.question)
     lighter = start(claim, (held.kv_bytes + held.weights_bytes / 2) / GIB, 9, weights=held.weights_bytes / 2)
-    assert found(lighter, "weights").verdict == DISAGREE
-    assert found(lighter, "KV memory left").verdict == AGREE
+    assert (found(lighter, "weights").verdict, found(lighter, "KV memory left").verdict) == (DISAGREE, AGREE)
 
 
 def test_the_cache_that_sglang_prints_has_no_states():
     claim = claimed("qwen3.5-27b", "1xh200-sxm", engine="sglang")
-    each = holds(claim.question).kv_bytes_per_token
-    size = 100_000 * each / 2 / GIB
+    size = 100_000 * holds(claim.question).kv_bytes_per_token / 2 / GIB
     text = (
         f"[22:18:26] KV Cache is allocated. dtype: torch.bfloat16, #tokens: 100000, K size: {size:.2f} GB, V size: {size:.2f} GB\n"
     )
@@ -325,8 +320,7 @@ ROW = "   {n}   {m}   float   sum   -1   53.24   78.78  137.87   0   52.85   79.
 @given(some.integers(1, 10))
 def test_a_row_that_is_cut_is_partial(kept):
     rows = [ROW.format(n=4 << i, m=1 << i) for i in (20, 21, 22)]
-    cells = rows[-1].split()
-    assert collective_tests.parse("".join(rows[:2]) + " ".join(cells[: kept + 2]) + " ").cut
+    assert collective_tests.parse("".join(rows[:2]) + " ".join(rows[-1].split()[: kept + 2]) + " ").cut
     assert not collective_tests.parse("".join(rows) + "# Avg bus bandwidth    : 138.2\n").cut
 
 
@@ -459,8 +453,7 @@ def test_why_a_collective_takes_longer(changes, says):
     before = run()
     (row,) = before.sections[0].collectives
     slower = replace(row, wire_s=row.wire_s + 0.0088) if "wait_s" not in changes else row
-    after = run(0.0031, collectives=(replace(slower, **changes),))
-    assert says in sentence(difference(before, after))
+    assert says in sentence(difference(before, run(0.0031, collectives=(replace(slower, **changes),))))
 
 
 def test_compute_names_its_kernel():
@@ -513,10 +506,8 @@ def test_less_room_for_requests_is_worse(tmp_path, claim):
 def test_document_and_page_of_a_difference():
     found = difference(run(), run(0.0031, culprit=LATE))
     document = json.loads(json.dumps(difference_document(found), allow_nan=False))
-    assert document["schema"] == "commtax.audit-diff/1"
-    assert document["verdict"] == "worse"
-    assert document["step"]["change"] == pytest.approx(0.0011)
-    assert document["runs"]["b"]["culprit"]["rank"] == 3
+    assert (document["schema"], document["verdict"]) == ("commtax.audit-diff/1", "worse")
+    assert (document["step"]["change"], document["runs"]["b"]["culprit"]["rank"]) == (pytest.approx(0.0011), 3)
     assert document["collectives"][0]["a"]["bytes"] == pytest.approx(73 * 131072)
     assert document["summary"] == summary(found) == [sentence(found), f"B: rank 3 (late rank) since 12.4 s: {LATE.said}"]
     page = difference_page(found, "commtax audit --diff a b")

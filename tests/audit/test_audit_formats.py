@@ -171,8 +171,7 @@ def test_batches_of_sglang_are_read_with_and_without_a_time(stamp, batch, tmp_pa
     path = tmp_path / "x.log"
     path.write_text(f"{stamp}{prefill}input throughput (token/s): 8000.50, cuda graph: False\n")
     (log,) = formats.read(path)
-    assert log.engine == "sglang"
-    assert log.moments == (Moment(3, 2, 0.0, 0.05, prompt_tokens_per_s=8000.5, let_in=1),)
+    assert (log.engine, log.moments) == ("sglang", (Moment(3, 2, 0.0, 0.05, prompt_tokens_per_s=8000.5, let_in=1),))
 
 
 def test_token_usage_and_tokens_of_decode_batches_are_told(told):
@@ -316,8 +315,7 @@ def row(nbytes, us, ranks):
 def test_ranks_are_those_of_the_factor_where_the_list_of_devices_is_cut(told):
     text = "".join(device(r, f"{r}0") for r in range(3, 8)) + HEAD + row(1 << 30, 27500.0, 8)
     findings, _, _ = told(text)
-    assert collective_tests.parse(text).ranks == 8
-    assert findings["size"].measured == pytest.approx(0.0275)
+    assert (collective_tests.parse(text).ranks, findings["size"].measured) == (8, pytest.approx(0.0275))
     assert "8 ranks" in findings["peak"].item
 
 

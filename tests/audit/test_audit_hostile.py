@@ -478,8 +478,7 @@ def test_the_same_verdict_on_a_job_with_a_late_rank(tmp_path):
     for one, other in zip(ours, theirs, strict=True):
         assert list(one.values())[3:] == pytest.approx(list(other.values())[3:], abs=2e-9)
     counted = [[{k: c[k] for k in ("op", "algorithm", "ranks", "count", "bytes")} for c in d["collectives"]] for d in told]
-    assert counted[0] == counted[1]
-    assert [d["verdict"] for d in told] == [told[0]["verdict"]] * 2
+    assert (counted[0], [d["verdict"] for d in told]) == (counted[1], [told[0]["verdict"]] * 2)
     blamed = [d["culprit"] and (d["culprit"]["kind"], d["culprit"]["rank"]) for d in told]
     assert blamed[0] == blamed[1]
 
@@ -523,8 +522,7 @@ def test_equal_names_keep_equal_numbers_on_all_ranks():
     traces = [kineto.parse(decode_graphs(4, 1, rank=r)) for r in (0, 1)]
     made = anonymous(traces)
     kinds = [Counter(e["name"] for e in m["traceEvents"] if e["cat"] == "kernel") for m in made]
-    assert kinds[0] == kinds[1]
-    assert kinds[0]["compute 1"] == 15
+    assert (kinds[0], kinds[0]["compute 1"]) == (kinds[1], 15)
     assert "compute 2" not in kinds[0]
     assert min(e["ts"] for m in made for e in m["traceEvents"]) <= 1
 

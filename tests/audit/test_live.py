@@ -38,6 +38,7 @@ from commtax.runs.results.live import LooksAtServer, audit_server
 from commtax.statement import Refusal
 from commtax.verbs.settling import resolve_question
 from forked import ForkedProgram
+from lacking import lacking
 from metrics_pages import RECORDED_APART_S, ShownPage, SimulatedServer, recorded, shown
 from paths import FIXTURES, ROOT
 
@@ -91,8 +92,7 @@ def test_slower_and_faster_are_told_by_the_range(stretch):
 
 
 def test_a_percentile_is_a_bucket_and_never_a_number():
-    seen = seen_between(simulated())
-    tails = [f for f in seen.findings if f.code.endswith("_p99")]
+    tails = [f for f in seen_between(simulated()).findings if f.code.endswith("_p99")]
     assert {f.code for f in tails} == {"ttft_p99", "itl_p99", "e2el_p99"}
     assert all(f.measured is None and f.verdict == "unknown" and "bounds of its bucket" in f.reason for f in tails)
     assert all(re.search(r"\(p99\): \d.* to \d", f.item) for f in tails)
@@ -138,8 +138,7 @@ def test_a_pasted_launch_says_what_runs_and_a_window_what_happens_now():
     assert done.returncode == 3, done.stderr  # seconds of CPUs are assumed
     first, load = done.stdout.splitlines()[:2]
     assert first == "tiny-llama on 2xcpu, TP 1: no verdict"
-    assert "160 tokens in, 32 out" in load
-    assert "80% of the prompt tokens cached" in load
+    assert not lacking(load, "160 tokens in, 32 out", "80% of the prompt tokens cached")
     assert "to judge it: seconds of cpu are assumed" in done.stdout
 
 
@@ -157,8 +156,7 @@ def test_what_is_no_page_of_metrics_is_refused_by_name(row):
     with shown(ShownPage(row["body"], row.get("status", 200), row.get("headers", {}))) as at:
         done = run_here("audit", "--metrics", at.url)
     assert done.returncode == 2
-    assert f"error: metrics '{at.url}': " in done.stderr
-    assert row["said"] in done.stderr
+    assert not lacking(done.stderr, f"error: metrics '{at.url}': ", row["said"])
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -227,8 +225,7 @@ def test_the_band_is_served_and_a_server_that_goes_away_is_told():
 
 
 def test_the_dashboard_of_grafana_draws_what_is_served():
-    document = json.loads(GRAFANA.read_text())
-    asked = [target["expr"] for panel in document["panels"] for target in panel["targets"]]
+    asked = [target["expr"] for panel in json.loads(GRAFANA.read_text())["panels"] for target in panel["targets"]]
     named = {name for expr in asked for name in re.findall(r"commtax_(\w+)", expr)}
     assert named <= FAMILIES.keys()
     assert {"measured_seconds", "predicted_seconds", "measured_bucket_seconds", "state", "load"} <= named
@@ -302,8 +299,7 @@ def test_in_a_pipe_each_look_is_a_line():
             lines = [json.loads(process.stdout.readline()) for _ in range(3)]
             process.send_signal(signal.SIGINT)
             _, errors = process.communicate()
-    assert [line["schema"] for line in lines] == ["commtax.audit/2"] * 3
-    assert process.returncode == 0
+    assert ([line["schema"] for line in lines], process.returncode) == (["commtax.audit/2"] * 3, 0)
     assert "answers with 503: the server is not ready" in errors
     assert "restarted since the last look" in str(lines[2])
 

@@ -80,10 +80,8 @@ def test_slower_kernels_are_seen_and_named():
 
 
 def test_a_part_that_nothing_is_seen_of_is_not_tested():
-    loads = [(1, 1024, 64), (8, 1024, 64), (32, 1024, 64)]
-    runs = measured(loads, model="llama-3.1-8b", tp=1)
-    found = check_drift(runs, profile(runs))
-    assert {part.name for part in found.parts} == {"clock", "host", "everything"}
+    runs = measured([(1, 1024, 64), (8, 1024, 64), (32, 1024, 64)], model="llama-3.1-8b", tp=1)
+    assert {part.name for part in check_drift(runs, profile(runs)).parts} == {"clock", "host", "everything"}
 
 
 def test_faster_is_a_change_too():
@@ -110,8 +108,7 @@ def test_one_known_run_is_too_few_even_if_all_is_twice_as_slow():
 
 
 def test_a_check_that_could_not_see_anything_says_so():
-    far = measured([(256, 512, 32)])
-    found = check_drift(far, profile(measured([(1, 8192, 512), (2, 8192, 512)])))
+    found = check_drift(measured([(256, 512, 32)]), profile(measured([(1, 8192, 512), (2, 8192, 512)])))
     assert found.verdict == "unknown"
     assert "slower without being seen" in found.reason
 
@@ -171,8 +168,7 @@ def test_the_order_of_runs_does_not_matter(order):
 
 
 def test_a_profile_without_runs_is_no_machine():
-    found = check_drift(measured(), Profile("empty"))
-    assert found.verdict == "unknown"
+    assert check_drift(measured(), Profile("empty")).verdict == "unknown"
 
 
 @given(st.sampled_from([*PARTS, EVERYTHING]), st.floats(0.5, 2.0), st.integers(0, 10**6))
@@ -190,8 +186,7 @@ def test_the_cause_is_the_likeliest_row_and_no_row_contradicts_it(part, times, s
         best = max(shares, key=shares.get)
         assert found.suspects[0] == best
         rivals = {name for name in shares if shares[name] * SUSPECT.stands_out > shares[best]}
-        assert set(found.suspects) == rivals
-        assert found.moved == (best if rivals == {best} else "")
+        assert (set(found.suspects), found.moved) == (rivals, (best if rivals == {best} else ""))
         if part == EVERYTHING or (part != "host" and 0.1 < np.log(times) < 0.25):  # slopes are straight so far
             assert part in found.suspects
     else:
@@ -247,8 +242,7 @@ def test_runs_in_any_order_and_one_by_one_leave_the_same():
 
 
 def test_without_lessons_the_range_is_the_posterior_s_prior_and_with_them_its_own():
-    runs = measured(scatter=0.03)[:3]
-    own = profile(runs)
+    own = profile(measured(scatter=0.03)[:3])
     told = simulate(MODEL, CLUSTER, tp=4, concurrency=20, input_len=2048, output_len=256, profile=own)
     known = Foresight(imagined(told), own.lessons)
     assert known.sigma == pytest.approx([float(told.learnt[m].sigma) for m in ("tpot", "ttft")])

@@ -113,8 +113,7 @@ def test_one_run_helps_and_ranges_narrow_with_each():
     truth = slow_host()
     widths, errors = [], []
     for shown in ((), (32,), (4, 32), (4, 32, 128), (1, 4, 32, 64, 128)):
-        own = learn([measured(c, truth) for c in shown], BLANK).profile if shown else None
-        told = asked(16, profile=own)
+        told = asked(16, profile=learn([measured(c, truth) for c in shown], BLANK).profile if shown else None)
         widths.append(float(told.sigma_of("tpot_s")))
         errors.append(abs(float(np.log(told.tpot_s / asked(16, truth).tpot_s))))
     assert widths == sorted(widths, reverse=True)
@@ -123,8 +122,7 @@ def test_one_run_helps_and_ranges_narrow_with_each():
 
 def test_an_odd_run_is_named_and_not_followed():
     runs = [measured(c) for c in (1, 4, 16, 32, 64)]
-    odd = replace(measured(24, off=(1.6, 1.0)), label="odd.json")
-    found = learn([*runs, odd], BLANK)
+    found = learn([*runs, replace(measured(24, off=(1.6, 1.0)), label="odd.json")], BLANK)
     assert [label for label, _ in found.odd] == ["odd.json: TPOT"]
     assert abs(float(np.log(asked(24, profile=found.profile).tpot_s / asked(24).tpot_s))) < 0.1
 
@@ -141,8 +139,7 @@ def test_what_beats_physics_or_is_something_else_is_refused_by_name():
 
 def test_a_static_batch_teaches_too():
     whole = float(asked(8).e2e_s) * 1.2
-    run = replace(measured(8), measured={"e2e": whole})
-    found = learn([run], BLANK).profile
+    found = learn([replace(measured(8), measured={"e2e": whole})], BLANK).profile
     assert abs(float(asked(8, profile=found).e2e_s) / whole - 1) < 0.06
 
 
@@ -157,8 +154,7 @@ def test_what_was_not_seen_is_wider(more):
 
 
 def test_settling_again_moves_no_constant_twice():
-    found = learn([measured(c, slow_host()) for c in (1, 16, 64)], BLANK).profile
-    once = asked(16, profile=found)
+    once = asked(16, profile=learn([measured(c, slow_host()) for c in (1, 16, 64)], BLANK).profile)
     again = commtax.verbs.closed_loop.price_closed_loop(once.question.but(tp=2))
     assert float(again.tpot_s) == pytest.approx(float(once.tpot_s), rel=1e-12)
     back = once.question.but(tp=4).but(tp=2)
@@ -167,8 +163,7 @@ def test_settling_again_moves_no_constant_twice():
 
 def test_the_formula_by_hand():
     """One lesson, one constant: the posterior of a normal with a known deviation."""
-    found = learn([measured(16, off=(1.1, 1.0))], BLANK).profile
-    lesson = next(x for x in found.lessons if x.metric == "tpot")
+    lesson = next(x for x in learn([measured(16, off=(1.1, 1.0))], BLANK).profile.lessons if x.metric == "tpot")
     only = Posterior([replace(lesson, slopes={"host_s": 0.5})])
     known = beliefs()
     smooth = known.smooth["tpot"]
@@ -210,8 +205,7 @@ def test_no_range_is_narrower_than_runs_repeat(scatter, loads, count):
 
 def test_the_more_repeats_say_it_the_more_they_are_believed():
     said = [learn(repeats(16, 1.0, around(0.2, count)), BLANK).profile.lessons[0].scatter for count in (2, 3, 6, 30)]
-    assert said == sorted(said)
-    assert said[-1] == pytest.approx(0.2, rel=0.1)
+    assert (said, said[-1]) == (sorted(said), pytest.approx(0.2, rel=0.1))
 
 
 @settings(max_examples=15, deadline=None)
@@ -220,8 +214,7 @@ def test_repeats_that_scatter_as_runs_usually_do_change_nothing(share, count):
     factors = around(share * beliefs().smooth["tpot"].noise, count)
     several, once = (learn(repeats(16, 1.2, some), BLANK).profile for some in (factors, [float(np.median(factors))]))
     for one, other in zip(several.lessons, once.lessons, strict=True):
-        assert (one.scatter, one.repeats) == (0.0, count)
-        assert one.residual == pytest.approx(other.residual)
+        assert ((one.scatter, one.repeats), one.residual) == ((0.0, count), pytest.approx(other.residual))
     assert float(asked(32, profile=several).tpot_s) == pytest.approx(float(asked(32, profile=once).tpot_s))
 
 

@@ -122,8 +122,7 @@ def test_results_of_each_tool(tmp_path, name):
     content, options, load, measured = FORMATS[name]
     run = only(file(tmp_path, "result", content), cluster="8xh200-sxm", **options)
     assert asked(run, "engine", "concurrency", "input_len", "output_len", "num_prompts") == load
-    assert run.measured == pytest.approx(measured, rel=1e-5)
-    assert set(run.noise.values()) == {1.0}
+    assert (run.measured, set(run.noise.values())) == (pytest.approx(measured, rel=1e-5), {1.0})
     assert commtax.simulate(run.model, run.cluster, **run.options).tpot_s > 0
 
 
@@ -230,8 +229,7 @@ def test_an_open_loop_is_as_many_clients_as_were_in_flight(tmp_path):
     assert run.measured == {"tpot": pytest.approx(0.009)}, "first tokens wait as requests come"
     assert run.noise["tpot"] > 1
     assert any(note.startswith("open loop") for note in rows.notes)
-    whole = only(file(tmp_path, "w.json", {**paced, "mean_e2el_ms": 3000.0}))
-    assert whole.options["concurrency"] == 12
+    assert only(file(tmp_path, "w.json", {**paced, "mean_e2el_ms": 3000.0})).options["concurrency"] == 12
     late = found(file(tmp_path, "l.json", {**paced, "request_throughput": 2.0}))
     assert not late.runs
     assert "overloaded: 2 of 4 requests/s" in late.refused[0]
@@ -485,8 +483,7 @@ def test_kernels_without_telling_names_are_taken_together(tmp_path):
 
 
 def test_eager_steps_tell_no_host_time_of_graphs(tmp_path):
-    found = taught(tmp_path, billed(), graphs=False)
-    assert "host" not in {x.metric for x in found.profile.lessons}
+    assert "host" not in {x.metric for x in taught(tmp_path, billed(), graphs=False).profile.lessons}
 
 
 def test_what_a_name_does_not_tell_is_asked_for(tmp_path):
@@ -502,17 +499,13 @@ def test_what_a_name_does_not_tell_is_asked_for(tmp_path):
 
 def test_names_that_tell_what_sequences_see_need_no_options(tmp_path):
     named = f"execute_64_context_0(sq0sk0sqsq0sqsk0)_generation_64(sq64sk{64 * 2048}sqsq64sqsk{64 * 2048})"
-    path = write(tmp_path / "step.json", trace_of(billed(), named))
-    found = calibrate([path], CLUSTER, launch=LAUNCH)
+    found = calibrate([write(tmp_path / "step.json", trace_of(billed(), named))], CLUSTER, launch=LAUNCH)
     assert {x.input_len for x in found.profile.lessons} == {2048.0}
 
 
 @each(
     ("times", "tp", "said"),
-    [
-        (0.3, 1, "kernels per step beat the hardware"),
-        (1.0, 2, "no collective in its steps, and tp 2 has some"),
-    ],
+    [(0.3, 1, "kernels per step beat the hardware"), (1.0, 2, "no collective in its steps, and tp 2 has some")],
 )
 def test_what_cannot_be_of_this_deployment_is_refused_by_name(tmp_path, times, tp, said):
     path = write(tmp_path / "step.json", trace_of(billed(), STEP, times=times))

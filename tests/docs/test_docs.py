@@ -81,8 +81,7 @@ def test_the_picture_of_a_terminal_shows_what_is_printed(monkeypatch):
     """A stale one: ``make figures``."""
     monkeypatch.setenv("COLUMNS", "132")
     command, _, printed = kept_text(ROOT / "docs" / "pictures" / "terminal.png").partition("\n")
-    done = run_here(*shlex.split(command))
-    assert printed.splitlines() == done.stdout.splitlines()
+    assert printed.splitlines() == run_here(*shlex.split(command)).stdout.splitlines()
     assert len(printed) > 1000
 
 

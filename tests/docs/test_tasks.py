@@ -90,8 +90,7 @@ def deepseek(answer):
 def long_context(answer):
     assert answer["kv_bytes_per_token_per_rank"] == 2 * 80 * 8 * 128 * 2 // 4, "keys and values, 80 layers, 8 heads, bf16, TP 4"
     tokens = answer["kv_cache_bytes_per_rank"] // (16 * answer["kv_bytes_per_token_per_rank"]) * 16
-    assert answer["kv_tokens"] == tokens
-    assert answer["max_concurrency"] == pytest.approx(tokens / 128_000, rel=1e-3)
+    assert (answer["kv_tokens"], answer["max_concurrency"]) == (tokens, pytest.approx(tokens / 128_000, rel=1e-3))
 
 
 def own_config(answer):
@@ -174,9 +173,7 @@ def prefixes(answer):
 
 def eagle(answer):
     row = technique(answer, "eagle3")
-    drafts = int(row["asked"].partition("=")[2])
-    accepted = row["step_gain"] * row["step_s"] / answer["step_s"]
-    assert 1 < accepted < drafts + 1
+    assert 1 < row["step_gain"] * row["step_s"] / answer["step_s"] < int(row["asked"].partition("=")[2]) + 1
     assert row["step_s"] > answer["step_s"], "a step with drafts is longer"
     assert 1 < row["gain"] < row["step_gain"], "drafts shorten no prompt"
 

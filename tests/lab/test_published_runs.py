@@ -85,8 +85,7 @@ def test_a_mix_has_the_mean_of_its_parts(parts):
     mean = sum(length * share for length, share in parts) / sum(share for _, share in parts)
     assert sum(length * share for length, share in mix(text)) == pytest.approx(mean)
     asked = question(run(isl=text))
-    assert asked["input_len"] == pytest.approx(mean, abs=0.51)
-    assert (asked["spread"] == 0) == (len(parts) == 1)
+    assert (asked["input_len"], asked["spread"] == 0) == (pytest.approx(mean, abs=0.51), len(parts) == 1)
     assert asked["spread"] <= 1
     drawn = lengths.lengths_of_row({"input_dist": text, "input_mean_tokens": "1", "output_mean_tokens": "100"}, None)[0]
     assert set(drawn.quantiles) <= {float(length) for length, _ in parts}, "none that is not told"
@@ -172,11 +171,9 @@ def test_a_measurement_is_counted_once(tmp_path):
 def test_rows_that_cannot_be_are_apart_by_rule(tmp_path):
     big = run(model_path="Qwen/Qwen3-235B-A22B-FP8", system="h200_sxm", tp_size="1", gemm_quant_mode="fp8")
     plain = run(model_path="meta-llama/Llama-3.1-8B-Instruct", system="h100_sxm", tp_size="1")
-    fast = {**plain, "silicon_tpot_ms": "2", "id": "fast"}
-    write(tmp_path / "serving_runs.csv", [big, plain, fast])
+    write(tmp_path / "serving_runs.csv", [big, plain, {**plain, "silicon_tpot_ms": "2", "id": "fast"}])
     report = check(tmp_path)
-    assert dict(report.apart) == {UNFIT: 1, FASTER: 1}
-    assert report.files["serving_runs.csv"] == (3, 1)
+    assert (dict(report.apart), report.files["serving_runs.csv"]) == ({UNFIT: 1, FASTER: 1}, (3, 1))
     bound = next(b for b in report.bounds if "set apart" in b.name)
     assert bound.value == pytest.approx(2 / 3)
     assert bound.ok is False
@@ -256,8 +253,7 @@ def test_a_row_says_what_was_run():
 def test_cells_that_say_nothing_and_models_of_the_row_above():
     bare = {**ROW, "dp": "n/a", "interleave": "N/A", "model": "DeepSeekV3", "tp": "1", "ep": "64", "seq": "4096"}
     rows = training.whole_rows([bare, {**bare, "model": "tokendrop"}])
-    assert [row["model"] for row in rows] == ["DeepSeekV3", "DeepSeekV3"]
-    assert training.sizes_of(rows[0])["dp"] == 16
+    assert ([row["model"] for row in rows], training.sizes_of(rows[0])["dp"]) == (["DeepSeekV3", "DeepSeekV3"], 16)
 
 
 def test_overlap_in_notes_and_recipes():
@@ -299,8 +295,7 @@ def test_rows_that_cannot_be_scored_say_why(change, says):
 def test_flops_as_megatron_bridge_counts_them():
     """DeepSeek-V3: 1,199 TFLOP/s at 4,612 tokens/s with the layer that guesses a further token, 961 at 3,848 without."""
     for name, flops in (("DeepSeekV3", 1199e12 / 4612), ("DeepSeekV3 (w/o MTP)", 961e12 / 3848)):
-        model = training.model_of({**ROW, "model": name, "seq": "4096"})
-        layers, head = forward_flops(model, 4096, causal=True)
+        layers, head = forward_flops(training.model_of({**ROW, "model": name, "seq": "4096"}), 4096, causal=True)
         assert 3 * (layers + head) == pytest.approx(flops, rel=0.01)
 
 
@@ -445,8 +440,7 @@ def test_one_replica_has_its_share():
     assert run.server.gpu_memory_utilization == 0.9
     assert (run.replicas, run.load.request_rate, run.load.burstiness) == (4, 10.0, 4.0)
     assert (run.load.num_requests, run.load.warmup) == (open_loop.MOST_REQUESTS, 1200)
-    assert (run.slo_ttft_s, run.slo_tpot_s) == (2.0, 0.2)
-    assert overload_question(run).load.request_rate == 15.0
+    assert ((run.slo_ttft_s, run.slo_tpot_s), overload_question(run).load.request_rate) == ((2.0, 0.2), 15.0)
     assert "one of 4 replicas, 12,000 requests after 1,200" in open_loop.run_in_words(run)
 
 

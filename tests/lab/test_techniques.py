@@ -130,8 +130,7 @@ def test_figures_of_held_out_sources_are_read_only_when_asked_for(tmp_path):
     assert held_out(HELD)
     assert not held_out(FREE)
     hidden, shown = read_technique_rows(path), read_technique_rows(path, held=True)
-    assert [one.id for one in hidden] == ["T1", "T2"]
-    assert [one.speedup for one in shown] == [2.0, 2.0]
+    assert ([one.id for one in hidden], [one.speedup for one in shown]) == (["T1", "T2"], [2.0, 2.0])
     assert hidden[0].speedup == 2.0
     assert math.isnan(hidden[1].baseline)
     assert math.isnan(hidden[1].value)
@@ -139,8 +138,7 @@ def test_figures_of_held_out_sources_are_read_only_when_asked_for(tmp_path):
 
 def test_a_speedup_above_one_is_a_gain_whatever_is_better(tmp_path):
     path = table_of(tmp_path, row("T1"), row("T2", better="higher"))
-    assert [one.speedup for one in read_technique_rows(path)] == [2.0, 0.5]
-    assert scored(3.0, 2.0).predicted == 1.5
+    assert ([one.speedup for one in read_technique_rows(path)], scored(3.0, 2.0).predicted) == ([2.0, 0.5], 1.5)
     assert scored(3.0, 2.0, "tokens_per_s").predicted == pytest.approx(2 / 3)
 
 
@@ -173,8 +171,7 @@ def test_a_factor_counts_to_either_side(predicted, published, factor):
 def test_shares_by_source_count_each_source_once():
     rows = [scored(2.0, 1.0), scored(2.0, 1.0), scored(1.0, 2.0), scored(1.0, 2.0, source=HELD)]
     found = share_right(rows, lambda one: one.predicted > 1)
-    assert (found.right, found.rows, found.share) == (2, 4, 0.5)
-    assert found.by_source == pytest.approx((2 / 3 + 0) / 2)
+    assert ((found.right, found.rows, found.share), found.by_source) == ((2, 4, 0.5), pytest.approx((2 / 3 + 0) / 2))
 
 
 def test_rows_without_figures_are_not_scored():
@@ -194,10 +191,8 @@ def test_of_several_flips_the_nearest_to_the_published_one_counts():
 
 def test_rows_are_on_the_right_side_where_both_flip_near_each_other():
     group = FlipGroup("x", ("a", "b"), ("batch",))
-    near = ScoredFlip(group, (32, 256), (0.7, 1.3), (1.1, 1.4), 100.0, 60.0)
-    assert near.right(0.03, 2.0) == [True, True]
-    far = ScoredFlip(group, (32, 256), (0.7, 1.3), (1.1, 1.4), 100.0, 20.0)
-    assert far.right(0.03, 2.0) == [False, True]
+    assert ScoredFlip(group, (32, 256), (0.7, 1.3), (1.1, 1.4), 100.0, 60.0).right(0.03, 2.0) == [True, True]
+    assert ScoredFlip(group, (32, 256), (0.7, 1.3), (1.1, 1.4), 100.0, 20.0).right(0.03, 2.0) == [False, True]
     assert ScoredFlip(group, (32, 256), (0.7, 1.3), (1.1, 1.4), 100.0, math.nan).right(0.03, 2.0) == [False, True]
 
 
@@ -208,8 +203,7 @@ def test_quickreduce_flips_between_small_and_large_messages():
     speedups = {"T043": (14.39, 22.85), "T049": (63.86, 37.49)}
     rows = {}
     for name, (before, after) in speedups.items():
-        known = scored(1.0, 1.0, id=name, baseline=before, value=after).row
-        rows[name] = score_row(known, readings)
+        rows[name] = score_row(scored(1.0, 1.0, id=name, baseline=before, value=after).row, readings)
     flip = score_flip(group, rows)
     assert flip is not None
     assert 2**18 < flip.predicted_at < 2**22
@@ -323,8 +317,7 @@ def test_a_range_grows_with_all_that_no_run_had(metric, mixture):
     seen = table("catalog/transfer.toml")["sigma"][metric]["mixtures" if mixture else "dense"]["seen"]
     for run in fitted_runs():
         home = setting(run)
-        assert (unseen_levels(home), is_measured(home)) == ((), True)
-        assert sigma(home, metric, mixture) == pytest.approx(seen)
+        assert ((unseen_levels(home), is_measured(home)), sigma(home, metric, mixture)) == (((), True), pytest.approx(seen))
         for count in range(len(WIDENING)):
             for strange in combinations(WIDENING, count):
                 less = without(home, *strange)
@@ -366,8 +359,7 @@ def run_row(clients, **columns):
 @pytest.mark.parametrize(("clients", "columns", "steps"), DATA["a_run_is_read_as_its_script_launched_it"])
 def test_a_run_is_read_as_its_script_launched_it(clients, columns, steps):
     run = question(run_row(clients, **columns))
-    assert run["engine"].serves.steps_per_decision == steps
-    assert run["concurrency"] == clients
+    assert (run["engine"].serves.steps_per_decision, run["concurrency"]) == (steps, clients)
 
 
 def test_recipes_have_a_source_and_say_what_can_be_asked():

@@ -111,8 +111,7 @@ def test_every_published_row_names_its_source_and_some_test():
         if path.stem != "h200":  # these are ours
             assert all(row[header.index("source")] for row in rows)
         assert rows
-    records = check(None, only="collectives").records
-    assert 0.2 < np.mean(records.fitted) < 0.7
+    assert 0.2 < np.mean(check(None, only="collectives").records.fitted) < 0.7
 
 
 def test_our_own_rows_are_those_of_the_sweep():
@@ -225,9 +224,7 @@ def test_equal_rows_are_priced_once(monkeypatch, name, asked):
     plain, calls = getattr(predicting, asked), []
     monkeypatch.setattr(predicting, asked, lambda *words, **more: calls.append(1) or plain(*words, **more))
     found = answer(table_of(name, table_of(name).rows[:1] * 5000))
-    assert len(calls) == 1
-    assert found.row.tolist() == list(range(5000))
-    assert len(set(found.predicted.tolist())) == 1
+    assert (len(calls), found.row.tolist(), len(set(found.predicted.tolist()))) == (1, list(range(5000)), 1)
 
 
 @pytest.mark.parametrize(("name", "column", "text"), DATA["a_cell_that_is_no_figure_leaves_its_row_out"])
@@ -264,8 +261,7 @@ def test_figures_by_hand(shipped):
     some = r.where_true(np.flatnonzero(r.priced)[:50])
     f = figures(some)
     off = np.abs(some.predicted / some.measured - 1)
-    assert f.n == 50
-    assert f.median_ape == pytest.approx(float(np.median(off)))
+    assert (f.n, f.median_ape) == (50, pytest.approx(float(np.median(off))))
     assert f.bias == pytest.approx(float(np.exp(np.mean(np.log(some.predicted / some.measured))) - 1))
     assert f.covered == pytest.approx(float(np.mean((some.low <= some.measured) & (some.measured <= some.high))))
 

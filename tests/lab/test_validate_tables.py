@@ -64,8 +64,7 @@ def test_kernels_tell_their_chip_and_engine_by_file_or_folder(tmp_path, path, ch
     write(tmp_path / path, PRODUCTS, GEMM)
     assert [kind for kind, _ in paths(tmp_path)] == ["kernels"]
     ((index, table),) = tables_of_file(path, GEMM, PRODUCTS)
-    assert index == [0, 1]
-    assert (table.chip.key, table.kind.name, table.column("framework")[0]) == (chip, "gemm", engine)
+    assert (index, (table.chip.key, table.kind.name, table.column("framework")[0])) == ([0, 1], (chip, "gemm", engine))
     found = only_records(tmp_path)
     assert np.all(found.priced)
     assert set(found.chip) == {chip}
@@ -80,8 +79,7 @@ def test_kernels_tell_their_chip_by_a_column(tmp_path):
     ]
     write(tmp_path / "times.csv", rows, ["device", *GEMM])
     found = only_records(tmp_path)
-    assert found.chip.tolist() == ["h200-sxm", "h200-sxm", "rtx-pro-6000-server", ""]
-    assert found.row.tolist() == [0, 3, 1, 2]
+    assert (found.chip.tolist(), found.row.tolist()) == (["h200-sxm", "h200-sxm", "rtx-pro-6000-server", ""], [0, 3, 1, 2])
     assert "abacus" in found.skipped[-1]
 
 
@@ -90,8 +88,7 @@ def test_a_row_is_fitted_whatever_its_file_is_called(tmp_path):
     fitted = [
         next(tables_of_file(name, GEMM, rows))[1].fitted().tolist() for name in ("h100_sxm_gemm.csv", "H100-SXM_vllm_gemm.csv")
     ]
-    assert fitted[0] == fitted[1]
-    assert set(fitted[0]) == {True, False}
+    assert (fitted[0], set(fitted[0])) == (fitted[1], {True, False})
     assert not any(next(tables_of_file("h200_sxm_gemm.csv", GEMM, rows))[1].fitted())
     narrow = [[row[0], "256", *row[2:]] for row in rows]
     assert not any(next(tables_of_file("h100_sxm_gemm.csv", GEMM, narrow))[1].fitted())
@@ -104,8 +101,7 @@ def test_a_folder_is_read_whole(tmp_path):
     write(tmp_path / ".hidden" / "serving_runs.csv", [RUN])
     (tmp_path / "notes.txt").write_text("m,n and k are sizes\n")
     (tmp_path / "broken.csv").write_bytes(b"\x00\xff\x00")
-    out = tmp_path / "rows.csv"
-    report = check(tmp_path, rows_to=out)
+    report = check(tmp_path, rows_to=tmp_path / "rows.csv")
     assert sorted(report.files) == ["deep/er/anything.csv.gz", "kernels_other/h100_sxm_gemm.csv", "serving_runs_more.csv"]
     assert sorted(check(tmp_path).files) == sorted(report.files)  # what was written is no table
     assert "mean_tpot_ms" in headers(tmp_path)
@@ -178,8 +174,7 @@ def test_a_server_without_a_number_of_clients_is_full(tmp_path):
     )
     found = only_records(tmp_path)
     at = dict(zip(found.kind, found.predicted, strict=True))
-    few = simulate(**ASKED, concurrency=64).tokens_per_s
-    assert at["throughput"] > few
+    assert at["throughput"] > simulate(**ASKED, concurrency=64).tokens_per_s
     assert "clients" in found.skipped[found.kind == "ttft"][0]
     assert found.skipped[-1]
 
@@ -214,8 +209,7 @@ def test_another_predictor_beside_ours(tmp_path):
     assert (found.ids, found.matched, found.unknown, found.unpriced, found.unread) == (7, 4, 1, 1, 1)
     assert found.units == {"ttft": "ms"}  # 40 s would be a thousand times what was measured
     first = {duel.kind: duel for duel in found.duels if duel.value == "all"}
-    assert first["tpot"].rival.median_ape == pytest.approx(0, abs=1e-12)
-    assert first["tpot"].wins == 0
+    assert (first["tpot"].rival.median_ape, first["tpot"].wins) == (pytest.approx(0, abs=1e-12), 0)
     off = np.abs(made.predicted / made.measured - 1)[(made.kind == "tpot") & made.priced]
     assert first["tpot"].ours.median_ape == pytest.approx(float(np.median(off)))
     assert first["tpot"].n == first["ttft"].n == 4
@@ -314,8 +308,7 @@ def test_fits_and_scores_tell_fitted_rows_by_the_same_rule():
 
 
 def test_kinds_are_all_answered():
-    assert set(ANSWERS) == set(KINDS)
-    assert kind_of("h100_sxm_gemm.csv.gz").name == "gemm"
+    assert (set(ANSWERS), kind_of("h100_sxm_gemm.csv.gz").name) == (set(KINDS), "gemm")
     assert all(catalog.chip(key) for key in ("h100-sxm", "h200-sxm"))
 
 

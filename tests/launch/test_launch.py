@@ -22,6 +22,7 @@ from commtax.spec import Plan
 from commtax.statement import Refusal
 from commtax.verbs.settling import ask
 from each import each
+from lacking import lacking
 from strategies import questions
 from tables import tables
 
@@ -57,12 +58,7 @@ def options_of(found, names):
 )
 def test_one_command_in_many_spellings(text):
     found = parse(text)
-    assert (found.engine, found.model, *options_of(found, "tp pp")) == (
-        "vllm",
-        "meta-llama/Llama-3.1-70B-Instruct",
-        8,
-        2,
-    )
+    assert (found.engine, found.model, *options_of(found, "tp pp")) == ("vllm", "meta-llama/Llama-3.1-70B-Instruct", 8, 2)
     assert not found.unread
 
 
@@ -72,12 +68,7 @@ def test_what_a_vllm_command_says():
         "--kv-cache-dtype fp8_e5m2 -q fp8 --gpu-memory-utilization .95 --foo-bar 3 -O3 --all2all-backend pplx "
         """--speculative-config '{"method": "eagle3", "num_speculative_tokens": 3}'"""
     )
-    assert (found.options.get("ep"), found.axes["ep"], *options_of(found, "max_model_len max_num_seqs")) == (
-        -1,
-        8,
-        128000,
-        64,
-    )
+    assert (found.options.get("ep"), found.axes["ep"], *options_of(found, "max_model_len max_num_seqs")) == (-1, 8, 128000, 64)
     assert options_of(found, "eager library kv_dtype dtype technique") == (True, "nccl", "fp8", "fp8", "eagle3=3")
     assert found.options.get("gpu_memory_utilization") == 0.95
     assert set(found.unread) == {"NCCL_P2P_DISABLE=1", "--foo-bar 3", "-O3", "--all2all-backend pplx"}
@@ -203,9 +194,7 @@ def test_a_written_command_reads_back_as_its_plan(question, limits, kv):
     found = parse(launched(model, plan, engine.key, cluster, **limits))
     whole = {**found.axes, "dp": found.axes["dp"] * found.servers.count}  # what an engine cannot hold in one server is several
     assert whole == {axis: int(getattr(plan, axis)) for axis in ("tp", "pp", "dp", "ep", "cp")}
-    assert found.engine == engine.key
-    assert catalog.model(found.model) == model
-    assert (found.options.get("kv_dtype") or "bf16") == kv
+    assert (found.engine, catalog.model(found.model), found.options.get("kv_dtype") or "bf16") == (engine.key, model, kv)
     assert bool(found.options.get("eager")) == limits["eager"]
     for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization"):
         assert found.options.get(name, 0) == limits[name]
@@ -236,11 +225,7 @@ def test_training_reads_back_too(key, tp, pp, cp, dp, recompute, split, chunks):
         recompute,
         split,
     )
-    assert options_of(found, "micro_batch global_batch context") == (
-        2,
-        2 * 2 * pp * dp,
-        2048,
-    )
+    assert options_of(found, "micro_batch global_batch context") == (2, 2 * 2 * pp * dp, 2048)
     assert (found.options.get("chunks") or 1, found.options.get("async_axes")) == (
         chunks if interleaved else 1,
         "dp,cp,pp" if interleaved else "dp,cp",
@@ -328,8 +313,7 @@ def test_from_fills_what_is_not_given():
     )
     assert any("not understood" in note and "--foo 1" in note for note in found["notes"])
     assert any("no difference" in note and "max-model-len" in note for note in found["notes"])
-    mine = json.loads(run(*words, "-tp", "4").stdout)
-    assert mine["step_s"] > found["step_s"], "an option that is given wins"
+    assert json.loads(run(*words, "-tp", "4").stdout)["step_s"] > found["step_s"], "an option that is given wins"
 
 
 def test_from_on_the_other_commands():
@@ -351,9 +335,7 @@ def test_from_says_what_was_read_and_what_was_not():
     done = run("simulate", "--from", f"{VLLM} -tp 4 {flags}", "--cluster", "4xh100-sxm", "--max-num-seqs", "64")
     said = " ".join(done.stdout.split())
     assert ", tp 4, dtype fp8, max-model-len 32768, gpu-memory-utilization 0.8 ·" in said, "max-num-seqs was said otherwise"
-    assert VLLM.split()[2] in said
-    assert "not in the answer: --foo 3" in said
-    assert "makes no difference here: block-size 32" in said
+    assert not lacking(said, VLLM.split()[2], "not in the answer: --foo 3", "makes no difference here: block-size 32")
     assert "prefix caching is on" in said
     assert "mistral" not in said, "how a config is written prices nothing"
 
@@ -368,8 +350,7 @@ def test_from_reads_sizes_of_training():
 
 def test_emit_and_mistakes():
     done = run("bill", "llama-3.1-8b", "--cluster", "8xh100-sxm", "-tp", "2", "--emit", "vllm")
-    assert "vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2\n" in done.stdout
-    assert "vllm bench serve" in done.stdout
+    assert not lacking(done.stdout, "vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2\n", "vllm bench serve")
     assert "all_reduce_perf -b 8192" in done.stdout
     again = run("bill", "--from", f"{VLLM} -tp 8 --max-model-len 32k", "--cluster", "8xh100-sxm", "--emit", "sglang")
     assert "--tp-size 8 --context-length 32000" in again.stdout
@@ -377,8 +358,7 @@ def test_emit_and_mistakes():
     for name in ("/models/Llama-3.1-8B-Instruct", "Llama-3.1-8B-Instruct", "meta-llama/llama-3.1-8b-instruct"):
         written = run("bill", "--from", f"vllm serve {name}", "--cluster", "h100-sxm", "--emit", "vllm").stdout
         wanted = name if name.startswith("/") else "meta-llama/Llama-3.1-8B-Instruct"
-        assert f"vllm serve {wanted}\n" in written
-        assert f"--model {wanted} " in written
+        assert not lacking(written, f"vllm serve {wanted}\n", f"--model {wanted} ")
     for words, says in (
         (("bill", "--cluster", "8xh100-sxm"), "MODEL: name one"),
         (("bill", "--from", "ls", "--cluster", "8xh100-sxm"), "--from ls: no such file"),
@@ -452,11 +432,9 @@ def test_flags_that_engines_changed():
     ],
 )
 def test_megatron_is_told_what_layers_are_made_of(key, flags):
-    model = catalog.model(key)
-    text = launched(model, Plan(dp=8, zero=1), "megatron", catalog.cluster("8xh100-sxm"))
+    text = launched(catalog.model(key), Plan(dp=8, zero=1), "megatron", catalog.cluster("8xh100-sxm"))
     assert all(flag in text for flag in flags)
-    found = parse(text)
-    assert not found.unread
+    assert not parse(text).unread
     told = run("bill", "--from", text, "--cluster", "h100-sxm")
     assert f"those of {key.removesuffix('v3')}" in told.stdout, told.stderr
     learned = launched(catalog.model("opt-1.3b"), Plan(), "megatron", catalog.cluster("8xh100-sxm"))
@@ -476,8 +454,7 @@ def test_sglangs_limits_are_of_the_whole_server():
     model, cluster = catalog.model("qwen3-30b-a3b"), catalog.cluster("8xh100-sxm")
     limits = {"max_num_seqs": 16, "max_num_batched_tokens": 2048}
     written = launched(model, Plan(tp=1, dp=4, ep=4), "sglang", cluster, **limits)
-    assert "--max-running-requests 64" in written
-    assert "--chunked-prefill-size 8192" in written
+    assert not lacking(written, "--max-running-requests 64", "--chunked-prefill-size 8192")
 
 
 def test_weights_that_an_engine_does_not_make_need_a_checkpoint():
@@ -494,10 +471,8 @@ BENCH = "vllm bench serve --random-input-len 512 --random-output-len 64 --max-co
 
 
 def test_servers_of_a_mixture_share_no_experts():
-    done = run("simulate", "--cluster", "8xh100-sxm", "--from", f"{SERVERS}\n{BENCH}", "--json")
-    found = json.loads(done.stdout)
-    assert [found["plan"][axis] for axis in ("dp", "ep", "replicas")] == [2, 2, 4]
-    assert found["runs"][0]["concurrency"] == 64
+    found = json.loads(run("simulate", "--cluster", "8xh100-sxm", "--from", f"{SERVERS}\n{BENCH}", "--json").stdout)
+    assert ([found["plan"][axis] for axis in ("dp", "ep", "replicas")], found["runs"][0]["concurrency"]) == ([2, 2, 4], 64)
     one = commtax.simulate(
         "qwen3-30b-a3b", "8xh100-sxm", dp=2, ep=2, concurrency=16, input_len=512, output_len=64, max_num_seqs=9, spread=0
     )
@@ -516,8 +491,7 @@ def test_replicas_are_servers_and_dp_is_the_engines():
         assert "8 GPUs = 2 replicas x TP 4" in servers
         assert "8 GPUs = DP 2 x TP 4" in ranks
     one, two = (commtax.bill("qwen3-30b-a3b", place, tp=4, batch=16, replicas=n) for n in (1, 2))
-    assert float(two.step_s) == float(one.step_s)
-    assert float(two.tokens_per_s) == pytest.approx(2 * float(one.tokens_per_s))
+    assert (float(two.step_s), float(two.tokens_per_s)) == (float(one.step_s), pytest.approx(2 * float(one.tokens_per_s)))
     shared = commtax.bill("qwen3-30b-a3b", place, tp=4, batch=16, dp=2)
     assert float(shared.step_s) != float(one.step_s), "vLLM cuts a mixture's experts over its data-parallel ranks"
     whole, part = (

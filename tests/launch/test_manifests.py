@@ -292,8 +292,7 @@ def test_what_is_written_reads_back_as_its_plan(form, engine, drawn):
         return
     found = parse(text)
     assert (found.engine, found.unread, found.servers.count) == (engine, (), copies)
-    assert {axis: found.axes[axis] for axis in sizes} == sizes
-    assert (found.servers.prefill_workers or 0) == prompts
+    assert ({axis: found.axes[axis] for axis in sizes}, found.servers.prefill_workers or 0) == (sizes, prompts)
     if prompts:
         assert (found.servers.prefill_tp, found.servers.prefill_dp) == (apart["prefill_tp"], apart["prefill_dp"])
     if form != "slurm":
@@ -419,11 +418,9 @@ def test_a_batch_script_is_bash_and_starts_every_server(engine, sizes):
     except Refusal:
         return
     checked = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, check=False)
-    assert (checked.returncode, checked.stderr) == (0, "")
-    assert text.count("\nsrun ") == 2 + prompts
+    assert ((checked.returncode, checked.stderr), text.count("\nsrun ")) == ((0, ""), 2 + prompts)
     nodes = int(text.split("--nodes=")[1].split("\n")[0])
-    per_server = sizes["tp"] * sizes.get("pp", 1) * sizes.get("dp", 1)
-    assert nodes == (2 * max(1, per_server // 8) if not prompts else 2)
+    assert nodes == (2 * max(1, sizes["tp"] * sizes.get("pp", 1) * sizes.get("dp", 1) // 8) if not prompts else 2)
 
 
 def test_training_goes_to_slurm_and_nowhere_else(tmp_path):

@@ -53,8 +53,7 @@ def test_flags_are_read_in_every_spelling(case):
     text = f"{case.get('before', '')} {head} {case['says']}"
     found = parse(f"cat > a.yml <<EOF\n{settings_of}\nEOF\n{text} --config a.yml" if settings_of else text)
     told = {name: value for name, value in found.options.items() if name not in ("tp", "dp", "ep") or name in case["means"]}
-    assert told == case["means"]
-    assert found.unread == tuple(case.get("unread", ()))
+    assert (told, found.unread) == (case["means"], tuple(case.get("unread", ())))
 
 
 SERVED = [one for one in techniques().values() if not is_carrier(one)]

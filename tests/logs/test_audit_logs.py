@@ -54,8 +54,7 @@ def test_a_real_log_is_recognised_as_what_it_is(row, tmp_path):
     path = tmp_path / "x.log"
     path.write_text("\n".join(row["lines"]))
     assert "log" in formats.kinds(path)
-    said = formats.read(path)[0]
-    assert getattr(said, "engine", "nccl") == row["kind"]
+    assert getattr(formats.read(path)[0], "engine", "nccl") == row["kind"]
 
 
 @real("vllm", "sglang", "trtllm")
@@ -86,8 +85,7 @@ def test_a_start_is_told_without_a_claim(row):
     failed = [f for f in told.findings if f.code == "starts that failed"]
     assert [f.verdict for f in failed] == ["disagree"] * row["expected"].get("causes", []).count("failure")
     assert all(f.predicted is None and f.measured is not None and f.verdict == "unknown" for f in told.findings if f not in failed)
-    assert [c.code for c in told.causes] == row["expected"].get("causes", [])
-    assert told.facts["engine"] == log.engine
+    assert ([c.code for c in told.causes], told.facts["engine"]) == (row["expected"].get("causes", []), log.engine)
     assert "api_key" not in told.facts
     measured = {f.code: f.measured for f in told.findings}
     if tokens := row["expected"].get("kv_tokens"):
@@ -98,8 +96,7 @@ def test_a_start_is_told_without_a_claim(row):
 
 @pytest.mark.parametrize("row", [r for r in REAL if "agree" in r["expected"]], ids=lambda r: r["name"])
 def test_real_starts_agree_with_what_fits(row):
-    log = READERS[row["kind"]].parse("\n".join(row["lines"]))
-    found = audit_log(log, claimed(row["expected"]["claim"]))
+    found = audit_log(READERS[row["kind"]].parse("\n".join(row["lines"])), claimed(row["expected"]["claim"]))
     verdicts = {f.code: f.verdict for f in found.findings}
     assert {code: verdicts[code] for code in row["expected"]["agree"]} == dict.fromkeys(row["expected"]["agree"], "agree")
     assert "disagree" not in verdicts.values()
@@ -173,8 +170,7 @@ def test_serving_lines_of_vllm():
         "Running: 8 reqs, Waiting: {} reqs, GPU KV cache usage: {}%, Prefix cache hit rate: 0.0%"
     )
     log = vllm_log.parse("GPU KV cache size: 100 tokens\n" + "\n".join(line.format(n, 2, 99.1) for n in (100.0, 300.0, 200.0)))
-    assert typical_load(log) == (8, 200.0, 0)
-    assert [c.code for c in audit_log(log, None).causes] == ["cache full"]
+    assert (typical_load(log), [c.code for c in audit_log(log, None).causes]) == ((8, 200.0, 0), ["cache full"])
     measured = audit_log(log, claimed({"model": "llama-3.1-8b", "cluster": "h100-sxm", "tp": 1}))
     (served,) = [f for f in measured.findings if f.code == "served"]
     assert served.measured == pytest.approx(8 / 200.0)
@@ -189,8 +185,7 @@ def test_figures_of_real_nccl_logs(row):
     assert ways == wanted.get("ways", {})
     by_pair = {f"{r.source}->{r.target}": log.channels(r) for r in log.routes}
     assert wanted.get("channels", {}).items() <= by_pair.items()
-    assert measured.get("ranks in a communicator") == wanted.get("ranks")
-    assert measured.get("hosts") == wanted.get("hosts")
+    assert (measured.get("ranks in a communicator"), measured.get("hosts")) == (wanted.get("ranks"), wanted.get("hosts"))
     assert "width" not in wanted or log.widths == {tuple(wanted["width"])}
     assert [list(ring) for ring in log.rings] == wanted.get("rings", [])
     assert wanted.get("parents", {}).items() <= {str(k): v for k, v in log.parents.items()}.items()
@@ -224,8 +219,7 @@ PROGRESS = (
 
 def test_a_rank_that_never_called_is_named():
     lines = [PROGRESS.format(rank, 8 if rank == 3 else 12) for rank in range(4)]
-    found = audit_nccl([nccl_log.parse("\n".join(lines))], None, ["x"])
-    assert found.culprit.rank == 3
+    assert audit_nccl([nccl_log.parse("\n".join(lines))], None, ["x"]).culprit.rank == 3
     healthy = audit_nccl([nccl_log.parse("\n".join(PROGRESS.format(rank, 12) for rank in range(4)))], None, ["x"])
     assert healthy.culprit is None
 
@@ -279,8 +273,7 @@ def test_ways_are_counted_once_whoever_tells_them(ways):
         for at, (a, b, channel, via) in enumerate(ways)
     ]
     whole = nccl_log.parse("\n".join(lines))
-    parts = nccl_log.join_logs(nccl_log.parse(line) for line in lines)
-    assert whole.routes == parts.routes
+    assert whole.routes == nccl_log.join_logs(nccl_log.parse(line) for line in lines).routes
     kinds = {"P2P/CUMEM/read": "P2P/CUMEM", "SHM/direct/direct": "SHM", "NET/IB/3/GDRDMA": "NET/IB", "NET/Socket/1": "NET/Socket"}
     for a, b, _, via in ways:
         channels = {c for x, y, c, v in ways if (x, y, v) == (a, b, via)}
@@ -375,8 +368,7 @@ def test_the_rank_whose_watchdog_is_silent(size, data):
 
 def test_the_lowest_number_is_named():
     lines = [WATCHDOG.format(rank, 64088 if rank == 2 else 96117) for rank in range(4)]
-    found = audit_nccl([nccl_log.parse("\n".join(lines))], None, ["x"])
-    (cause,) = [c for c in found.causes if c.code == "behind"]
+    (cause,) = [c for c in audit_nccl([nccl_log.parse("\n".join(lines))], None, ["x"]).causes if c.code == "behind"]
     assert "rank 2 gave up number 64,088, the lowest" in cause.said
 
 
@@ -406,8 +398,7 @@ def test_a_workers_share_is_judged_by_its_own_node(tmp_path):
     served = "INFO GPU KV cache size: 55,424 tokens\nINFO Maximum concurrency for 32,768 tokens per request: 1.69x"
     log = vllm_log.parse(f"{CLAIM.format(0, 1.48, 0, 5.4)}\n{served}")
     found = {f.code: f for f in audit_log(log, claimed({"model": str(tmp_path), "cluster": "1xcpu"})).findings}
-    assert found["KV memory left"].verdict == "unknown"
-    assert found["KV tokens in that memory"].predicted == 55424
+    assert (found["KV memory left"].verdict, found["KV tokens in that memory"].predicted) == ("unknown", 55424)
     assert found["full-length requests at once"].verdict == "agree"
 
 
@@ -466,8 +457,7 @@ def test_little_that_is_left_is_judged_on_what_it_is_left_of(row):
     model, judged = of_log(row)
     asked = Claim(resolve_question(model, judged.question.cluster, row["args"]))
     found = findings(asked, f"Available KV cache memory: {row['logged']['available_kv_gib']:.2f} GiB")["KV memory left"]
-    assert found.verdict == "agree"
-    assert found.base == judged.question.cluster.chip.visible_bytes
+    assert (found.verdict, found.base) == ("agree", judged.question.cluster.chip.visible_bytes)
     assert abs(found.difference) < 0.003
 
 
@@ -527,13 +517,11 @@ CPU_LINES = (
 @pytest.mark.parametrize(("nodes", "blamed"), [((0, 0), ["node memory"]), ((0, 1), [])])
 def test_workers_on_cpus_take_their_share_of_a_node(nodes, blamed):
     """Each of two workers claims 90 % of its node, whatever a socket of the catalogue has; of one node that is too much."""
-    tiny = FIXTURES / "tiny-llama"
-    asked = Claim(resolve_question(str(tiny), "2xcpu", {"tp": 2, "gpu_memory_utilization": 0.9}))
+    asked = Claim(resolve_question(str(FIXTURES / "tiny-llama"), "2xcpu", {"tp": 2, "gpu_memory_utilization": 0.9}))
     lines = [CPU_LINES.format(n=n, node=node) for n, node in enumerate(nodes)]
     section = audit_log(vllm_log.parse("\n".join(lines)), asked)
     (left,) = [f for f in section.findings if f.item == "KV memory left"]
-    assert (left.verdict, left.evidence) == ("agree", True)
-    assert left.base == pytest.approx(23.21 * GIB)
+    assert ((left.verdict, left.evidence), left.base) == (("agree", True), pytest.approx(23.21 * GIB))
     assert [cause.code for cause in section.causes] == blamed
 
 
@@ -556,8 +544,7 @@ def test_an_excerpt_without_its_share_of_memory_is_not_refuted():
         "Maximum concurrency for 2048 tokens per request: 10.79x",
     )
     found = findings(asked, *lines)
-    assert found["weights (rank 0)"].verdict == "agree"
-    assert found["KV tokens"].verdict == "unknown"
+    assert (found["weights (rank 0)"].verdict, found["KV tokens"].verdict) == ("agree", "unknown")
     assert "--gpu-memory-utilization" in found["KV tokens"].reason
 
 
@@ -569,8 +556,7 @@ def test_weights_of_tensorrt_llm_are_counted_once():
     section = audit_log(log, Claim(resolve_question("llama-3.1-70b", "4xh100-sxm", {"tp": 4, "engine": "trtllm"})))
     weights = {f.item: f for f in section.findings if "weights" in f.item}
     assert {item: f.verdict for item, f in weights.items()} == {"weights (4 ranks alike)": "agree", "all ranks' weights": "agree"}
-    alone = trtllm_log.parse("\n".join(held.format(rank) for rank in range(4)))
-    assert len(alone.weights_bytes) == 4
+    assert len(trtllm_log.parse("\n".join(held.format(rank) for rank in range(4))).weights_bytes) == 4
 
 
 def test_less_memory_for_the_cache_is_a_cause_with_its_price_and_what_to_try():
@@ -585,8 +571,7 @@ def test_less_memory_for_the_cache_is_a_cause_with_its_price_and_what_to_try():
     (cause,) = section.causes
     assert cause.said.startswith("6.30 GiB per GPU less for the KV cache than fits: room for ")
     assert cause.change.endswith(", or give --gpu-memory-utilization 0.9 where the server had less"), "nobody tells its share"
-    fewer = int(cause.gain.partition(" ")[0].replace(",", ""))
-    assert fewer == pytest.approx(6.3 / left * tokens, rel=1e-2)
+    assert int(cause.gain.partition(" ")[0].replace(",", "")) == pytest.approx(6.3 / left * tokens, rel=1e-2)
     assert not [note for note in section.notes if "memory model was made for" in str(note)]
 
 
@@ -595,8 +580,7 @@ def test_less_memory_for_the_cache_is_a_cause_with_its_price_and_what_to_try():
 )
 def test_a_share_of_memory_is_advised_where_it_may_have_been_smaller_and_graphs_fit_beside_it(told, graphs_gib, advised):
     """Memory that another process holds is not freed by a larger share of it."""
-    limits = {"gpu_memory_utilization": told} if told else {}
-    asked = question("llama-3.1-8b", engine="vllm@0.12", **limits)
+    asked = question("llama-3.1-8b", engine="vllm@0.12", **{"gpu_memory_utilization": told} if told else {})
     config = "Initializing a V1 LLM engine (v0.12.0) with config: model='m', tensor_parallel_size=1"
     left = f"Available KV cache memory: {holds(asked.question).kv_bytes / GIB - 11:.2f} GiB"
     lines = config, left, f"Graph capturing finished in 18 secs, took {graphs_gib} GiB"

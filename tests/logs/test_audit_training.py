@@ -29,6 +29,7 @@ from commtax.statement import Refusal
 from commtax.verbs.billing import price
 from commtax.verbs.settling import resolve_question, settle
 from each import each
+from lacking import lacking
 from paths import FIXTURES
 from tables import tables
 
@@ -140,8 +141,7 @@ def test_what_the_user_says_comes_first():
 
 def test_a_log_that_tells_too_little_says_what_is_missing():
     notes = {n.code: n for n in audit_training(log_of("megatron-llm-slower-and-slower"), None).notes}
-    assert "--model" in notes["not-priced"]
-    assert "--cluster" in notes["not-priced"]
+    assert not lacking(notes["not-priced"], "--model", "--cluster")
     bare = audit_training(log_of("torchtitan-qwen3-32b-fsdp8"), claim("qwen3-32b", "8xh100-sxm"))
     assert any(n.code == "not-priced" and "--global-batch" in n for n in bare.notes)
     large = audit_training(log_of("megatron-28b-8xmi300x"), claim("llama-3.1-8b", "2xh100-sxm"))
@@ -175,8 +175,7 @@ def test_steady_steps_are_steady(noise, usual):
 def test_since_when_steps_are_slower(noise, factor, data):
     at = data.draw(st.integers(6, len(noise) - 6))
     found = pace(steps_of([n * (factor if i >= at else 1.0) for i, n in enumerate(noise)]))
-    assert found.shift.since == 10 * (at + 1)
-    assert found.shift.factor == pytest.approx(factor, rel=0.03)
+    assert (found.shift.since, found.shift.factor) == (10 * (at + 1), pytest.approx(factor, rel=0.03))
     assert not found.slow
 
 
@@ -226,8 +225,7 @@ def test_ranks_that_disagree_and_lost_iterations():
         for i in range(1, 9)
     ]
     section = audit_training(training_log.parse("\n".join(lines)), None)
-    assert codes(section) == ["uneven-ranks", "skipped"]
-    assert section.causes[0].cost_s == pytest.approx(0.32)
+    assert (codes(section), section.causes[0].cost_s) == (["uneven-ranks", "skipped"], pytest.approx(0.32))
 
 
 def test_a_run_that_starts_again():
@@ -255,8 +253,7 @@ def test_published_links(excerpt):
     sent = {str(gpu): sum(tx for tx, _ in of.values()) / KIB for gpu, of in links.carried.items()}
     assert sent == wanted.get("sent_kib", {})
     down = [[gpu, n] for gpu, of in links.speeds.items() for n, speed in of.items() if not speed]
-    assert down == wanted.get("down", [])
-    assert codes(audit_links(links, None)) == (["link-down"] if down else [])
+    assert (down, codes(audit_links(links, None))) == (wanted.get("down", []), (["link-down"] if down else []))
 
 
 def counters(*gpus):
@@ -282,8 +279,7 @@ def test_two_files_are_one_difference(tmp_path):
     for name, kib in (("before.txt", 100), ("after.txt", 350)):
         (tmp_path / name).write_text(counters([kib] * 2, [kib] * 2))
     section = audit([tmp_path / "before.txt", tmp_path / "after.txt"]).sections[0]
-    assert [f.measured for f in section.findings] == [500 * KIB, 500 * KIB]
-    assert section.files == ("before.txt, after.txt",)
+    assert ([f.measured for f in section.findings], section.files) == ([500 * KIB, 500 * KIB], ("before.txt, after.txt",))
 
 
 def test_link_speeds_against_the_catalogue():
@@ -303,8 +299,7 @@ def test_published_monitors(excerpt):
     of = seen.samples[0]
     assert {len(values) for values in of.values()} == {wanted["samples"]}
     told = by_code(audit_monitor(seen, None))
-    assert told["utilisation"].measured == pytest.approx(wanted["sm"])
-    assert told["clock"].measured == wanted["clock_mhz"]
+    assert (told["utilisation"].measured, told["clock"].measured) == (pytest.approx(wanted["sm"]), wanted["clock_mhz"])
     assert median(of["pwr"]) == wanted["power_w"]
 
 
@@ -332,8 +327,7 @@ def test_the_gpu_that_stands_out(odd, wanted):
 def test_clocks_against_the_catalogue():
     capped = (695, 70, 100, 60, 2619, 1400, 100, 100)
     section = audit_monitor(smi.parse_monitor(table([(0, capped)])), claim("llama-3.1-8b", "8xh100-sxm"))
-    assert codes(section) == ["power-cap"]
-    assert by_code(section)["clock"].predicted == pytest.approx(1980, rel=0.02)
+    assert (codes(section), by_code(section)["clock"].predicted) == (["power-cap"], pytest.approx(1980, rel=0.02))
 
 
 @each("excerpt", [p for p in named("collectives") if "runs" not in p.values[0]["expected"]])
@@ -360,8 +354,7 @@ def test_published_collectives(excerpt):
 def test_processes_that_do_not_know_of_each_other():
     """mpirun started two, and the tests were built without MPI: both are rank 0; the table breaks off above its first row."""
     section = audit_collectives(collective_tests.parse(text_of("nccl-tests-without-mpi")), None)
-    assert codes(section) == ["alone"]
-    assert section.notes[0].code == "partial"
+    assert (codes(section), section.notes[0].code) == (["alone"], "partial")
     assert {f.code for f in section.findings} <= {"rows"}
 
 
@@ -386,8 +379,7 @@ def test_a_test_that_is_cut_off_is_partial(tmp_path):
 
 def test_an_unknown_chip_has_no_cluster(tmp_path):
     text = (SENDRECV + ROW.format(64, 16)).replace("NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 2080 Ti")
-    section = audit_collectives(collective_tests.parse(text), None)
-    assert not [n for n in section.notes if n.code == "place"]
+    assert not [n for n in audit_collectives(collective_tests.parse(text), None).notes if n.code == "place"]
 
 
 def test_two_tables_without_a_command():
@@ -421,8 +413,7 @@ def test_sizes_against_the_claimed_cluster():
     assert by_code(audit_collectives(collective_tests.parse(text), asked))["size"].verdict == "agree"
     slow = text.replace("91.10   92.08  161.14      0", "911.0    9.21   16.11      3")
     section = audit_collectives(collective_tests.parse(slow), asked)
-    assert by_code(section)["size"].verdict == "disagree"
-    assert codes(section)[0] == "wrong-values"
+    assert (by_code(section)["size"].verdict, codes(section)[0]) == ("disagree", "wrong-values")
 
 
 def test_the_command_needs_no_model_where_the_log_tells_it(tmp_path):
@@ -430,8 +421,7 @@ def test_the_command_needs_no_model_where_the_log_tells_it(tmp_path):
     file.write_text(text_of("megatron-28b-8xmi300x"))
     done = run_here("audit", str(file), "--cluster", "8xmi300x", "--json")
     assert done.returncode == 3, "its kernels are assumed: no verdict"
-    document = json.loads(done.stdout)
-    (section,) = document["sections"]
+    (section,) = json.loads(done.stdout)["sections"]
     assert section["kind"] == "training"
     assert any("of 100% of the peak: 19% MFU" in n for n in section["notes"])
     file.write_text(text_of("rccl-tests-8xmi300x"))

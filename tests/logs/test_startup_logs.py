@@ -68,8 +68,7 @@ def test_ranks_as_they_introduce_themselves():
         for r in (3, 1, 2, 0)
     ]
     log = vllm_log.parse("\n".join(lines))
-    assert log.world_size == 4
-    assert log.ranks[3] == Rank(3, dp=0, pp=1, tp=1, ep=3)
+    assert (log.world_size, log.ranks[3]) == (4, Rank(3, dp=0, pp=1, tp=1, ep=3))
 
 
 def test_configuration_as_each_version_writes_it():
@@ -217,8 +216,7 @@ def test_a_run_that_failed_is_off(text, kind, tmp_path):
     path = tmp_path / "x.log"
     path.write_text(text)
     found = audit([path])
-    assert found.verdict == "disagree"
-    assert [s.kind for s in found.sections] == [kind]
+    assert (found.verdict, [s.kind for s in found.sections]) == ("disagree", [kind])
     assert found.sections[0].causes[0].code == "failure"
     assert "initialization failed" not in found.sections[0].causes[0].said
 
@@ -403,8 +401,7 @@ def test_a_process_that_failed_without_its_error(name, tmp_path):
     frame = f'{before}Traceback (most recent call last):\n{before}  File "/x/executor.py", line 754, in f\n'
     said = f"{before}{name} failed to start.\n{frame}"
     (tmp_path / "x.log").write_text(f"{KV}{said}")
-    found = audit([tmp_path / "x.log"])
-    (cause,) = found.sections[0].causes
+    (cause,) = audit([tmp_path / "x.log"]).sections[0].causes
     assert (
         f"{name} failed to start, and what it wrote itself is not in this text (EngineCore_DP0 pid=469, executor.py:754)"
         in cause.said
@@ -441,8 +438,7 @@ def test_an_analysers_block(number, tmp_path):
 
 def test_an_analysers_table():
     found = flight.parse_analysis(TABLE)
-    assert found.listed == 2
-    assert [(f.seq, f.op, f.missing) for f in found.faults] == [(4, "all-reduce", (1,))]
+    assert (found.listed, [(f.seq, f.op, f.missing) for f in found.faults]) == (2, [(4, "all-reduce", (1,))])
 
 
 def test_a_call_that_differs():
@@ -542,8 +538,7 @@ def test_who_did_not_come_is_named(late, count, other):
             mine["entries"] += made_dump(rank, other, group="1", ranks=(0, 1, 2, 3))["entries"]
         dumps.append(flight.parse(mine, rank))
     found = audit_flight(dumps, None, ["x"] * 4)
-    assert found.culprit.rank == late
-    assert found.causes[0].code == "hang"
+    assert (found.culprit.rank, found.causes[0].code) == (late, "hang")
     assert audit_flight([flight.parse(made_dump(r, count), r) for r in range(4)], None, ["x"] * 4).culprit is None
 
 
@@ -658,8 +653,7 @@ def test_a_dump_that_breaks_off_gives_what_is_whole(tmp_path):
         path.write_bytes(raw[: len(raw) * 2 // 3])
         (dump,) = formats.read(path)
         assert 0 < len(dump.entries) < 9
-        assert [n.code for n in dump.notes] == ["partial"]
-        assert dump.rank == 0
+        assert ([n.code for n in dump.notes], dump.rank) == (["partial"], 0)
 
 
 def test_ranks_in_names_of_files():

@@ -20,6 +20,7 @@ from commtax.runs.report.audit_words import headline
 from commtax.statement import Refusal
 from commtax.verbs.settling import resolve_question
 from each import each
+from lacking import lacking
 from paths import FIXTURES
 from tables import tables
 
@@ -196,8 +197,7 @@ def test_another_chip_than_was_said():
 def test_files_are_known_by_what_is_in_them(text, kind, tmp_path):
     path = tmp_path / "x.txt"
     path.write_text(text)
-    assert formats.kinds(path) == [kind]
-    assert [s.kind for s in audit([path]).sections] == [kind]
+    assert (formats.kinds(path), [s.kind for s in audit([path]).sections]) == ([kind], [kind])
 
 
 @given(st.sampled_from([drawn(square(4, "NV18", 1)), P2P, AMD, HEAD + gpu()]), st.randoms(use_true_random=False))
@@ -280,8 +280,7 @@ DMON = "# gpu    pwr  gtemp     sm    mem   mclk   pclk\n# Idx      W      C    
 
 
 def test_an_idle_gpu_is_no_fault():
-    idle = smi.parse_monitor(DMON + "    0     56     30      0      0   1593    210\n" * 5)
-    section = audit_monitor(idle, None)
+    section = audit_monitor(smi.parse_monitor(DMON + "    0     56     30      0      0   1593    210\n" * 5), None)
     assert not section.causes
     assert {f.code: f.measured for f in section.findings} == {"utilisation": 0, "clock": 210, "power": 56, "temperature": 30}
     beside = DMON + ("    0     56     30      0      0   1593    210\n    1    650     61     97     40   1593   1755\n") * 5
@@ -307,8 +306,7 @@ def test_rows_that_are_missing_are_told_by_the_others(gpus, data):
     shown = sorted(data.draw(st.sets(st.integers(0, gpus - 1), min_size=2)) | {odd})
     section = audit_topology(topology.parse(matrix(plain_square(gpus, "NV18", odd), shown, ("NIC0",))), None)
     assert [c.said.split(":")[0] for c in section.causes] == [f"GPU {odd} has no NVLink, which {gpus - 1} others have"]
-    assert section.facts["gpus"] == str(gpus)
-    assert any(n.code == "rows" for n in section.notes) == (len(shown) < gpus)
+    assert (section.facts["gpus"], any(n.code == "rows" for n in section.notes)) == (str(gpus), len(shown) < gpus)
     bare = matrix(plain_square(gpus, "NV18", odd), range(gpus)).partition("\n")[2]  # without its head
     assert topology.parse(bare).links.links == topology.parse(matrix(plain_square(gpus, "NV18", odd), range(gpus))).links.links
 
@@ -388,22 +386,17 @@ def made(rows):
 
 
 def test_pairs_are_found_under_the_terminal_codes():
-    assert PAIRED.joined() == [(0, 2), (1, 3)]
-    assert describe(PAIRED) == "4 GPUs: NVLink joins 0+2, 1+3; the rest over SYS"
-    assert PAIRED.best(2) == (0, 2)
-    assert PAIRED.groups(2, 2) == [(0, 2), (1, 3)]
-    assert PAIRED.worst((0, 1, 2, 3)) == "SYS"
+    assert (PAIRED.joined(), describe(PAIRED)) == ([(0, 2), (1, 3)], "4 GPUs: NVLink joins 0+2, 1+3; the rest over SYS")
+    assert (PAIRED.best(2), PAIRED.groups(2, 2), PAIRED.worst((0, 1, 2, 3))) == ((0, 2), [(0, 2), (1, 3)], "SYS")
 
 
 def test_cells_that_touch():
-    found = parse(GLUED)
-    assert found.links == (("X", "NV18"), ("NV18", "X"))
+    assert parse(GLUED).links == (("X", "NV18"), ("NV18", "X"))
 
 
 def test_nearer_pcie_wins_where_there_is_no_nvlink():
     found = made([["X", "SYS", "PHB"], ["SYS", "X", "SYS"], ["PHB", "SYS", "X"]])
-    assert found.best(2) == (0, 2)
-    assert place(found, catalog.cluster("3xrtx-4090"), 2).cluster.intra.key == "pcie4"
+    assert (found.best(2), place(found, catalog.cluster("3xrtx-4090"), 2).cluster.intra.key) == ((0, 2), "pcie4")
 
 
 def test_links_of_chips():
@@ -432,8 +425,7 @@ def test_what_is_no_matrix(text):
 def test_on_the_command_line():
     words = ("bill", "qwen2.5-7b", "--cluster", "4xrtx-3090", "--topo", FILE, "-tp", "2")
     done = run_here(*words)
-    assert "CUDA_VISIBLE_DEVICES=0,2" in done.stdout
-    assert "on nvlink-bridge-3090" in done.stdout
+    assert not lacking(done.stdout, "CUDA_VISIBLE_DEVICES=0,2", "on nvlink-bridge-3090")
     for more, says in (
         (("--intra", "pcie4"), "not both"),
         (("--cluster", "8xrtx-3090"), "has 4 GPUs"),

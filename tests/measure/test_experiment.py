@@ -27,6 +27,7 @@ from commtax_lab.measure.study.recipe import StudyRun
 from commtax_lab.measure.study.small_engine_serving import BatchingEngine, requests, serve
 from commtax_lab.measure.weights import Checkpoint, load
 from forked import ForkedProgram
+from lacking import lacking
 from tables import tables
 
 DATA = tables(__file__)
@@ -104,8 +105,7 @@ def test_the_study_fills_the_table(study_here):
         assert row["applied"]["ok"]
         assert row["decode_ms"] > 0
         assert row["decode_predicted_ms"] > 0
-        assert [p["input_len"] for p in row["prefill"]] == [128, 512]
-        assert [b["batch"] for b in row["batches"]] == [1, 4, 16]
+        assert ([p["input_len"] for p in row["prefill"]], [b["batch"] for b in row["batches"]]) == ([128, 512], [1, 4, 16])
         assert row["serve"]["requests"] == 16
         assert row["serve"]["ttft_p99_ms"] >= row["serve"]["ttft_p50_ms"] > 0
     p = two["profile"]
@@ -141,8 +141,7 @@ def test_constants_are_measured_once_a_study_or_said_to_be_unknown(tmp_path):
 
 
 def test_another_study_is_not_mixed_in(study_here, checkpoint, capsys):
-    out = study_here[0]
-    code, told = run_cli(capsys, "--model", checkpoint, "--out", out)
+    code, told = run_cli(capsys, "--model", checkpoint, "--out", study_here[0])
     assert code == 2
     assert "quick" in told.err
 
@@ -200,8 +199,7 @@ def test_requests_served_together_say_what_they_say_alone(checkpoint, slots):
     for index, (length, outputs) in enumerate(sizes):
         alone = LiveEngine(a, weights, RankGroup(0, 1), 1, 48)
         wanted = generate(alone, prompts(a.model.vocab, 1, length, index, CPU), outputs)
-        assert chosen[index] == [int(t) for t in wanted.tokens]
-        assert len(queue[index].times_s) == outputs
+        assert (chosen[index], len(queue[index].times_s)) == ([int(t) for t in wanted.tokens], outputs)
 
 
 def test_traced_steps_are_named_for_the_reader(checkpoint, tmp_path):
@@ -221,8 +219,7 @@ def test_lengths_and_arrivals():
     assert all(50 <= i <= 150 and 25 <= o <= 75 for i, o in found)
     assert found == recipe.lengths(run, "")
     times = recipe.arrivals(run)
-    assert times == sorted(times)
-    assert times[-1] / 299 == pytest.approx(0.25, rel=0.2)
+    assert (times, times[-1] / 299) == (sorted(times), pytest.approx(0.25, rel=0.2))
 
 
 def test_a_dataset_in_sharegpts_form(tmp_path):
@@ -303,10 +300,8 @@ def words_of(found):
 def test_the_published_study_is_flagged():
     found = analyse(FACTS, published(), PRICES)
     text = words_of(found)
-    assert "TP=2: TP was probably not applied" in text
-    assert "serving differs (7.22 and 5.13 ms a token)" in text
-    assert "TP=1: TTFT is 128 x ITL" in text
-    assert "TP=2: TTFT is 128 x ITL" in text
+    assert not lacking(text, "TP=2: TP was probably not applied", "serving differs (7.22 and 5.13 ms a token)")
+    assert not lacking(text, "TP=1: TTFT is 128 x ITL", "TP=2: TTFT is 128 x ITL")
     found["answers"] = answers(found)
     assert "TP was probably not applied" in markdown([found], [])
     assert found["crossover"][0]["batch"] is None
@@ -352,17 +347,14 @@ def test_miscounted_all_reduces_and_growing_queues_and_noise_are_flagged():
     found = analyse(FACTS, [noisy, profiled, late, alone], PRICES)
     text = words_of(found)
     assert "64 in the profile, 65 by arithmetic" in text  # vLLM reduces the embedding too
-    assert "TTFT holds waiting in a queue" in text
-    assert "3 requests failed" in text
-    assert "noisy" in text
+    assert not lacking(text, "TTFT holds waiting in a queue", "3 requests failed", "noisy")
     link = found["degrees"][0]["profile"]["link"]
     assert link["inside_Bps"] == pytest.approx(8192 / 9e-6)  # at TP=2 a rank sends the tensor once
     assert link["inside_share"] == pytest.approx(8192 / 9e-6 / 450e9)
 
 
 def test_spread_leaves_out_extremes_of_five():
-    assert spread([1.0, 10.0, 10.0, 10.0, 100.0]) == 0.0
-    assert spread([5.0]) == 0.0
+    assert (spread([1.0, 10.0, 10.0, 10.0, 100.0]), spread([5.0])) == (0.0, 0.0)
 
 
 def test_runs_are_named_apart():
@@ -372,8 +364,7 @@ def test_runs_are_named_apart():
         ]
         assert len(set(names)) == len(names)
     full = recipe.recipe("tp-study", quick=False)
-    assert full.latency == ((512, 128, 20), (2048, 32, 10))
-    assert (full.num_prompts, full.rate_per_s) == (200, 4.0)
+    assert (full.latency, (full.num_prompts, full.rate_per_s)) == (((512, 128, 20), (2048, 32, 10)), (200, 4.0))
     assert set(full.batches) == {1, 4, 8, 16, 32, 64}
 
 

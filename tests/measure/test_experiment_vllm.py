@@ -96,8 +96,7 @@ def test_vllm_is_driven_and_read(whole, capsys):
     code, _ = run_cli(capsys, *words)
     assert code == 0
     again = [c["words"] for c in called()[before:] if c["words"] != ["--version"]]
-    assert len(again) == 1
-    assert again[0][again[0].index("--batch-size") + 1] == "4"
+    assert (len(again), again[0][again[0].index("--batch-size") + 1]) == (1, "4")
 
 
 def test_kv_space_is_set_from_what_is_free_and_said(whole):
@@ -160,8 +159,7 @@ def test_the_cpu_wheel_asks_for_metadata_that_it_does_not_have(fake, tmp_path, m
 def test_companions_built_for_another_torch_are_named_with_the_way_out(fake, capsys, monkeypatch):
     monkeypatch.setenv("FAKE_VLLM_BROKEN", "RuntimeError: operator torchvision::nms does not exist")
     code, told = run_cli(capsys, *fake[0])
-    assert code == 2
-    assert told.err.count("\n") == 1
+    assert (code, told.err.count("\n")) == (2, 1)
     assert f"{sys.executable} -m pip uninstall -y torchvision torchaudio torchcodec" in told.err
 
 
@@ -261,15 +259,13 @@ def test_failed_runs_are_told_and_tried_again(fake, capsys, monkeypatch):
     monkeypatch.setenv("FAKE_VLLM_FAIL", "--tensor-parallel-size 2")
     code, told = run_cli(capsys, *words, "--json")
     found = json.loads(told.out)
-    assert code == 1
-    assert [row["tp"] for row in found["degrees"]] == [1]
+    assert (code, [row["tp"] for row in found["degrees"]]) == (1, [1])
     assert all("not enough devices" in f["why"] for f in found["failed"])
     assert all(a["answer"] for a in found["answers"])
     monkeypatch.delenv("FAKE_VLLM_FAIL")
     before = len(called())
     code, told = run_cli(capsys, *words, "--json")
-    assert code == 0
-    assert json.loads(told.out)["failed"] == []
+    assert (code, json.loads(told.out)["failed"]) == (0, [])
     assert all(
         c["words"][c["words"].index("--tensor-parallel-size") + 1] == "2"
         for c in called()[before:]
@@ -287,8 +283,7 @@ def test_closed_loops_of_one_server_teach_and_are_predicted(fake, tmp_path):
     done = run_here("measure", "serve", "--calibrate", 3, *words[: words.index("--quick")], *place)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    assert document["engine"] == "vLLM 0.32.0+cpu"
-    assert len(document["foreseen"]) == 6
+    assert (document["engine"], len(document["foreseen"])) == ("vLLM 0.32.0+cpu", 6)
     asked = [call["words"] for call in called()]
     assert sum(one[0] == "serve" for one in asked) == 1
     clients = [one[one.index("--max-concurrency") + 1] for one in asked if "--max-concurrency" in one]
@@ -301,6 +296,5 @@ def test_a_server_that_fails_is_told_in_one_line(fake, monkeypatch):
     monkeypatch.setenv("FAKE_VLLM_FAIL", "bench serve")
     words, _ = fake
     done = run_here("measure", "serve", "--calibrate", 3, *words[: words.index("--quick")])
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "not enough devices" in done.stderr

@@ -70,8 +70,7 @@ def checkpoints(tmp_path_factory):
 
 def whole(folder, batch=2, length=40):
     a = arch(str(folder))
-    weights = load(Checkpoint(folder), a, 0, 1, torch.float32, CPU)
-    return LiveEngine(a, weights, RankGroup(0, 1), batch, length)
+    return LiveEngine(a, load(Checkpoint(folder), a, 0, 1, torch.float32, CPU), RankGroup(0, 1), batch, length)
 
 
 def worst(first, second):
@@ -94,8 +93,7 @@ def test_the_engine_says_what_transformers_says(checkpoints, family):
 def test_the_step_that_graphs_capture_is_the_plain_step(checkpoints):
     """Static shapes and a mask instead of the length: the same arithmetic, checked without a GPU."""
     engine = whole(checkpoints["llama"][0])
-    tokens = prompts(engine.arch.model.vocab, 2, 12, 0, CPU)
-    following = engine.prefill(tokens).argmax(-1)
+    following = engine.prefill(prompts(engine.arch.model.vocab, 2, 12, 0, CPU)).argmax(-1)
     plain = engine.decode(following, 12)
     engine.place(following, 12)
     assert worst([plain], [engine.static_step()]) < 1e-5
@@ -160,8 +158,7 @@ def prove(found):
 
 def test_one_rank_sends_nothing(checkpoints):
     for job in jobs(checkpoints, 1):
-        engine = whole(Path(job.model))
-        run = generate(engine, prompts(96, 2, 12, 0, CPU), 4)
+        run = generate(whole(Path(job.model)), prompts(96, 2, 12, 0, CPU), 4)
         assert not run.prefill_sent
         assert not any(run.decode_sent)
 
@@ -334,8 +331,7 @@ def test_leavings_of_dead_runs_are_swept_and_nothing_else(tmp_path):
     for path in (*old, kept[0], kept[2]):
         os.utime(path, (1, 1))
     launch.sweep(tmp_path, shared)
-    assert sorted(tmp_path.iterdir()) == sorted([*chosen, living, shared])
-    assert sorted(shared.iterdir()) == sorted(kept)
+    assert (sorted(tmp_path.iterdir()), sorted(shared.iterdir())) == (sorted([*chosen, living, shared]), sorted(kept))
     assert not killed.exists()
     holders[1].terminate()
     for holder in holders:
@@ -404,8 +400,7 @@ def test_a_missing_shard_is_named(checkpoints, tmp_path, capsys):
     with pytest.raises(ValueError, match=r"model-00002-of-.* is missing"):
         whole(tmp_path)
     done = command(capsys, "tp", "--model", str(tmp_path), "-tp", "2", "--device", "cpu")
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "is missing" in done.stderr
 
 
@@ -442,8 +437,7 @@ def test_a_sweep_reads_like_nccl_tests(tmp_path, capsys):
     done = command(capsys, "collectives", "--impl", "gloo,shm", "--min", "4K", "--max", "8K", "--emulate-link", "10gbe", *files)
     assert done.returncode == 0, done.stderr
     run = parse_run(done.stdout)
-    assert run.op == "all-reduce"
-    assert [row.nbytes for row in run.rows] == [4096, 8192] * 2
+    assert (run.op, [row.nbytes for row in run.rows]) == ("all-reduce", [4096, 8192] * 2)
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert {r["impl"] for r in rows} == {"gloo", "shm"}
     assert not any(r["wrong"] for r in rows)
@@ -484,8 +478,7 @@ def test_products_with_few_rows_come_back_from_what_was_timed():
     points = [(k, 1e-5 + float(k.nbytes) / 1e10 * (1 + row_s / once)) for k in kernels]
     seen = [own_constants.RankMeasurements([1e10], 1e11, side * side, timed, [], 0.0, 1)] * 2
     found = own_constants._fit_gemm(points, seen, 1e10, 1e11)
-    assert {rows: 1 + found[f"pack{rows}"] for rows in sweeps} == pytest.approx(sweeps)
-    assert found["ep"] == pytest.approx(0.8)
+    assert ({rows: 1 + found[f"pack{rows}"] for rows in sweeps}, found["ep"]) == (pytest.approx(sweeps), pytest.approx(0.8))
     for rows, seconds in timed.items():
         product = replace(kernels[0], m=rows, n=side, k=side, nbytes=float(side * side * 4), flops=2.0 * rows * side * side)
         fixed, moving = gemm(product, found, 1e10, 1e11)

@@ -55,14 +55,12 @@ def test_synchronisation_and_type_follow_from_the_facts(name):
     assert machine.carriers(facts)[-1] == "shm", "semaphores order memory on every architecture"
     assert machine.carriers(facts) == ("gloo", "shm")
     assert not machine.carrier_note(facts)
-    assert machine.engine_dtype("cpu") == "fp32"
-    assert machine.served_dtype(facts, on_cpu=True) == served
+    assert (machine.engine_dtype("cpu"), machine.served_dtype(facts, on_cpu=True)) == ("fp32", served)
     assert machine.served_dtype(facts, on_cpu=False) == "bf16", "a GPU's type is not the host's"
     assert bool(machine.bf16_note(facts, "bf16")) == (served == "fp32")
     assert not machine.bf16_note(facts, "fp32")
     without = replace(facts, no_semaphores="no POSIX semaphores: not implemented")
-    assert machine.carriers(without)[-1] == "gloo"
-    assert machine.carriers(without) == ("gloo",)
+    assert (machine.carriers(without)[-1], machine.carriers(without)) == ("gloo", ("gloo",))
     assert "not implemented" in machine.carrier_note(without)
 
 
@@ -157,8 +155,7 @@ def has_cuda():
 def test_without_a_gpu_it_says_so_in_one_line(capsys):
     assert kernels.main([]) == 2
     said = capsys.readouterr()
-    assert said.out == ""
-    assert len(said.err.splitlines()) == 1
+    assert (said.out, len(said.err.splitlines())) == ("", 1)
     assert "torch" in said.err or "CUDA" in said.err
 
 
@@ -175,8 +172,7 @@ def test_a_cpu_run_writes_a_header_and_every_kind(tmp_path):
     done = sweep("--device", "cpu", "--quick", "--only", "small,decode,prefill,step", "--out", str(out))
     assert done.returncode == 0, done.stderr
     head, *found = [json.loads(line) for line in out.read_text().splitlines()]
-    assert head["kind"] == "header"
-    assert head["device"] == "cpu"
+    assert (head["kind"], head["device"]) == ("header", "cpu")
     assert {r["kind"] for r in found} == {"small", "decode", "prefill", "step"}
     assert all(r["median_s"] > 0 and len(r["samples_s"]) == 2 for r in found)
 
@@ -195,8 +191,7 @@ def test_shards_divide_what_they_hold():
 
     whole = shard(catalog.model("llama-3.1-70b"), 1)
     part = shard(catalog.model("llama-3.1-70b"), 8)
-    assert part.num_weights() * 8 == whole.num_weights()
-    assert (part.heads, part.kv_heads, part.qkv) == (8, 1, 1280)
+    assert (part.num_weights() * 8, (part.heads, part.kv_heads, part.qkv)) == (whole.num_weights(), (8, 1, 1280))
     assert shard(catalog.model("mixtral-8x7b"), 1) is None  # experts
     assert shard(catalog.model("llama-2-13b"), 16) is None  # 40 heads
 
@@ -207,8 +202,7 @@ def test_splits_cover_the_length_and_fill_the_card():
 
     for blocks in (1, 7, 64, 211, 212, 1000):
         for length in (1, 100, 1025, 32768):
-            n = num_splits(blocks, length, 132)
-            assert 1 <= n <= MAX_SPLITS
+            assert 1 <= num_splits(blocks, length, 132) <= MAX_SPLITS
             s = Splits.make(blocks, 1, 1, 64, length, "cpu", 132)
             assert (s.num - 1) * s.chunk < length <= s.num * s.chunk
     assert num_splits(1000, 32768, 132) == 1
@@ -230,8 +224,7 @@ def test_decoding_continues_what_prefill_began():
     want = prompt(layers, table, head).float()
     token = rank_steps._StepBuffers(shape, "decode", 1, length, "cpu", 1)
     token.ids.copy_(prompt.ids[-1:])
-    got = token(layers, table, head).float()
-    assert (got - want).norm() / want.norm() < 0.03
+    assert (token(layers, table, head).float() - want).norm() / want.norm() < 0.03
 
 
 INTERPRETED = """

@@ -201,8 +201,7 @@ def test_plans_have_words_instead_of_codes():
 def test_frames_have_the_rows(library):
     pytest.importorskip(library)
     frame, rows = answer("plan").to_frame(library), to_rows(answer("plan"))
-    assert list(frame.columns) == list(rows[0])
-    assert len(frame) == len(rows)
+    assert (list(frame.columns), len(frame)) == (list(rows[0]), len(rows))
 
 
 def test_a_frame_needs_a_library(monkeypatch):
@@ -406,8 +405,7 @@ SCRIPT = (SOURCE / "web" / "page" / "sortable.js").read_text()
 @pytest.mark.parametrize("name", TABLES)
 def test_tables_list_figures(name):
     shown = figure_table(name)
-    keys = {key.removesuffix(RANGE) for key in (*shown.columns, *shown.page)} | shown.but.keys()
-    assert keys <= figures().keys()
+    assert {key.removesuffix(RANGE) for key in (*shown.columns, *shown.page)} | shown.but.keys() <= figures().keys()
     assert {*shown.spare} <= {*shown.columns}
     assert {*shown.ranges, *shown.minor} <= {*shown.page}
     assert name == "step" or {*shown.large} <= {*shown.page}
@@ -446,8 +444,7 @@ def test_page_and_plots_have_the_same_colours_and_as_many_marks():
     assert {name: on_page[name] for name in LOOKS["colours"]} == LOOKS["colours"]
     series = [name for _, name in sorted(re.findall(r"\.series-(\d) \{ --series: var\(--([a-z-]+)\); \}", css))]
     assert series == LOOKS["series"]
-    marks = re.search(r"const MARKS = \[(.*)\];", script)[1].count('"M')
-    assert marks == len(MARKERS) == len(COLOURS)
+    assert re.search(r"const MARKS = \[(.*)\];", script)[1].count('"M') == len(MARKERS) == len(COLOURS)
 
 
 def test_a_front_is_drawn_with_its_recommendation_limits_and_kinds():
@@ -464,8 +461,7 @@ def test_a_front_is_drawn_with_its_recommendation_limits_and_kinds():
 
 
 def test_collectives_have_a_colour_of_their_own_in_a_bill():
-    bill = commtax.bill("llama-3.1-8b", "2xh100-sxm", tp=2, batch=8)
-    axes = bill.plot().axes[0]
+    axes = commtax.bill("llama-3.1-8b", "2xh100-sxm", tp=2, batch=8).plot().axes[0]
     labels = [label.get_text() for label in axes.get_yticklabels()]
     fills = {label: bar.get_facecolor() for label, bar in zip(labels, axes.patches, strict=True)}
     hot, cool = fills["tp attention output all-reduce"], fills["decode attention"]

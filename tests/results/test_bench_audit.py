@@ -103,8 +103,7 @@ def test_a_mean_and_what_lies_around_it_are_of_one_prediction():
 def test_slow_tokens_are_the_decode_steps(load, times):
     claim = claimed()
     section = audit_bench([measured(load, claim, tpot=times)], claim, "x")
-    assert verdicts(section)["tpot_mean"] == "disagree"
-    assert verdicts(section)["ttft_mean"] == "agree"
+    assert (verdicts(section)["tpot_mean"], verdicts(section)["ttft_mean"]) == ("disagree", "agree")
     (cause,) = section.causes
     assert cause.code in ("decode", "host")
     step = predicted(load, claim).of("tpot", "median").value
@@ -116,8 +115,7 @@ def test_slow_tokens_are_the_decode_steps(load, times):
 def test_slow_first_tokens_are_the_prompt_or_the_queue(load, code):
     claim = claimed()
     section = audit_bench([measured(load, claim, ttft=4.0)], claim, "x")
-    assert verdicts(section)["ttft_mean"] == "disagree"
-    assert [cause.code for cause in section.causes] == [code]
+    assert (verdicts(section)["ttft_mean"], [cause.code for cause in section.causes]) == ("disagree", [code])
 
 
 def test_a_server_that_says_its_queue_is_believed():
@@ -185,8 +183,7 @@ def test_what_the_file_lacks_is_asked_for():
 
 def test_what_does_not_fit_is_said_and_not_compared():
     huge = replace(measured(LOADS[1], claimed()), lengths=(120_000, 128))
-    section = audit_bench([huge], claimed("llama-3.1-70b"), "x")
-    (finding,) = [f for f in section.findings if f.code == "ttft_mean"]
+    (finding,) = [f for f in audit_bench([huge], claimed("llama-3.1-70b"), "x").findings if f.code == "ttft_mean"]
     assert (finding.verdict, finding.predicted) == ("unknown", None)
     assert "hold" in finding.reason
 
@@ -231,8 +228,7 @@ def test_without_a_claim_it_is_told_what_happened():
     section = audit_bench(bench.read(REAL["sglang-serve-two-rates"]["text"]), None, "x")
     assert {f.verdict for f in section.findings if f.predicted is None} == {"unknown"}
     assert {"run 1: TTFT (mean)", "run 2: ITL (p99)", "run 2: output tokens/s"} <= {f.item for f in section.findings}
-    assert section.facts["request rate"] == "16, 8"
-    assert section.facts["tool"] == "sglang"
+    assert (section.facts["request rate"], section.facts["tool"]) == ("16, 8", "sglang")
     (queued,) = audit_bench(bench.read(REAL["sglang-metrics"]["text"]), None, "x").causes
     assert (queued.code, round(queued.share, 2)) == ("queue", 0.77), "213.7 of 277.5 s until the first token"
 
@@ -240,8 +236,7 @@ def test_without_a_claim_it_is_told_what_happened():
 def audited(name):
     """A real result against the machine that its source names."""
     said = dict(REAL[name]["claim"])
-    options = {"tp": said.pop("tp")}
-    asked = resolve_question(said.pop("model"), said.pop("cluster"), options)
+    asked = resolve_question(said.pop("model"), said.pop("cluster"), {"tp": said.pop("tp")})
     return audit_bench(bench.read(REAL[name]["text"]), Claim(asked, **said), name)
 
 
@@ -332,8 +327,7 @@ def test_the_offered_command_calibrates(tmp_path, monkeypatch, printed):
     Path("serve it").write_text(text)
     section = audit_bench(bench.read(text), claimed(), "serve it")
     (offer,) = [note for note in section.notes if note.code == "calibrate"]
-    words = shlex.split(offer[offer.index("commtax calibrate") :])
-    assert run_here(*words[1:]).returncode == 0
+    assert run_here(*shlex.split(offer[offer.index("commtax calibrate") :])[1:]).returncode == 0
     done = run_here("audit", "serve it", *ASKED, "--profile", "my-box.toml", "--json")
     times = {f["item"]: f["difference"] for s in json.loads(done.stdout)["sections"] for f in s["findings"]}
     assert times["TPOT (mean)"] == pytest.approx(0, abs=0.02)

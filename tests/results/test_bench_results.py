@@ -94,8 +94,7 @@ def test_throughput_counts_all_tokens():
 def test_serve():
     found = one(SERVE)
     assert (found.tool, found.kind, found.failed, found.request_rate, found.concurrency) == ("vllm", "serve", 1, 4.0, None)
-    assert found.seconds("ttft") == pytest.approx(0.038)
-    assert found.seconds("ttft", "p99") == pytest.approx(0.09)
+    assert (found.seconds("ttft"), found.seconds("ttft", "p99")) == (pytest.approx(0.038), pytest.approx(0.09))
     assert found.seconds("itl") == pytest.approx(0.0073), "the mean where there is no median"
     assert (found.input_len, found.output_len) == (512, 128)
 
@@ -103,16 +102,14 @@ def test_serve():
 def test_rate_without_limit_and_details_in_seconds():
     plain = {k: v for k, v in SERVE.items() if not k.endswith("_ms")}
     found = one({**plain, "request_rate": "inf", "ttfts": [0.1, 0.3], "itls": [[0.01, 0.02], [0.03]]})
-    assert found.request_rate == math.inf
-    assert found.seconds("ttft") == pytest.approx(0.2)
+    assert (found.request_rate, found.seconds("ttft")) == (math.inf, pytest.approx(0.2))
     assert found.seconds("itl") == pytest.approx(0.02)
 
 
 def test_sglang_lines():
     row = {**SERVE, "backend": "sglang", "mean_e2e_latency_ms": 800.0, "max_concurrency": 8, "accept_length": 2.5}
     found = bench.parse(json.dumps(row) + "\n" + json.dumps(row) + "\n")
-    assert len(found) == 2
-    assert (found[0].tool, found[0].concurrency, found[0].accepted) == ("sglang", 8, 2.5)
+    assert (len(found), (found[0].tool, found[0].concurrency, found[0].accepted)) == (2, ("sglang", 8, 2.5))
     assert found[0].seconds("e2el", "mean") in (0.8, 0.95)
 
 
@@ -127,8 +124,7 @@ def test_aiperf_blocks_in_any_unit(unit, factor):
             "output_sequence_length": {"unit": "tokens", "avg": 128},
         }
     )
-    assert found.seconds("tpot") == pytest.approx(6.5 * factor)
-    assert found.seconds("ttft", "p99") == pytest.approx(9 * factor)
+    assert (found.seconds("tpot"), found.seconds("ttft", "p99")) == (pytest.approx(6.5 * factor), pytest.approx(9 * factor))
     assert found.output_len == 128
 
 
@@ -197,8 +193,7 @@ def test_json_that_ends_early_gives_its_whole_fields():
     assert (found.seconds("ttft", "mean"), found.requests) == (0.04, 200)
     assert [note.code for note in found.notes] == ["partial"]
     assert "mean_e2el_ms" in found.notes[0]
-    lines = json.dumps(SERVE) + "\n" + json.dumps(SERVE)[:200]
-    (found,) = bench.parse(lines)
+    (found,) = bench.parse(json.dumps(SERVE) + "\n" + json.dumps(SERVE)[:200])
     assert "result 2" in found.notes[0]
 
 
@@ -226,8 +221,7 @@ def test_any_beginning_of_json_is_a_part_of_it(value, data):
 
 
 def test_benchmarks_before_the_cut_are_read():
-    whole = next(real["text"] for real in REAL if real["kind"] == "GuideLLM JSON")
-    document = json.loads(whole)
+    document = json.loads(next(real["text"] for real in REAL if real["kind"] == "GuideLLM JSON"))
     text = json.dumps({**document, "benchmarks": document["benchmarks"] * 2})
     found = bench.parse(text[: text.rindex("time_to_first_token_ms")])
     assert [r.seconds("ttft", "mean") for r in found] == [pytest.approx(0.0488436508), None]
@@ -245,8 +239,7 @@ def test_options_above_a_printed_result_say_its_load():
 def test_a_sweep_is_one_result_a_row():
     header = ("max_concurrency", "request_rate", "duration", "completed", "total_input_tokens", "mean_ttft_ms")
     rows = ((8, "inf", 10.0, 80, 8000, 20.5), (16, "inf", 9.0, 80, 8000, 31.0))
-    text = "\n".join(",".join(map(str, row)) for row in (header, *rows))
-    found = bench.read(text)
+    found = bench.read("\n".join(",".join(map(str, row)) for row in (header, *rows)))
     assert [(r.concurrency, r.request_rate, r.input_len, r.seconds("ttft", "mean")) for r in found] == [
         (8, math.inf, 100, pytest.approx(0.0205)),
         (16, math.inf, 100, pytest.approx(0.031)),
@@ -278,8 +271,7 @@ def test_engines_of_a_server_are_added():
     ]
     (found,) = bench.read("\n".join(lines))
     assert (found.requests, found.input_len, found.hit_rate) == (20, 100, 0.25)
-    assert (found.seconds("ttft"), found.seconds("queue")) == (3.0, 2.0)
-    assert found.facts["engines"] == "2"
+    assert ((found.seconds("ttft"), found.seconds("queue")), found.facts["engines"]) == ((3.0, 2.0), "2")
     assert found.facts["kv usage"] == "50.0%"
 
 
@@ -287,8 +279,7 @@ def test_engines_of_a_server_are_added():
 def test_a_quantile_lies_within_its_bucket(times, share):
     bounds = [0.01, 0.1, 1, 10, math.inf]
     low, high = exposition.quantile_bounds({b: sum(t <= b for t in times) for b in bounds}, share)
-    exact = sorted(times)[math.ceil(share * len(times) - 1e-9) - 1]
-    assert low <= exact <= high
+    assert low <= sorted(times)[math.ceil(share * len(times) - 1e-9) - 1] <= high
 
 
 UNITS = ("Mean TTFT (ms): 1\n", 'vllm:a{b="c"} 1\n', "│ a │ 1 │\n", "MLPerf Results Summary\na : 1\n", "Throughput: 1 ", "1" * 9)
@@ -415,8 +406,7 @@ def test_no_command_is_a_sentence():
 def test_answers_that_were_not_streamed_and_rates_that_were_not_sent_are_told():
     text = TABLE.replace("Mean TTFT", "Traffic request rate: 2.0\nRequest throughput (req/s): 4.0\nMean ITL (ms): 0.00\nMean TTFT")
     (found,) = bench.read(text.replace("requests: 9", "requests: 900\nTotal generated tokens: 90000"))
-    section = audit_bench([found], None, "x")
-    told = {f.item: f.verdict for f in section.findings if f.verdict == "disagree"}
+    told = {f.item: f.verdict for f in audit_bench([found], None, "x").findings if f.verdict == "disagree"}
     assert set(told) == {"results without gaps between tokens", "requests/s answered, at most those sent"}
     assert audit_bench([found, found], None, "x").facts["results"] == "2"
 
@@ -652,8 +642,7 @@ def test_the_load_of_a_recorded_server():
     assert requests_in_flight(last, None) == pytest.approx(6, rel=0.06)  # since its start, by tokens per step
     assert (run.input_len, run.output_len, run.hit_rate, run.accepted) == (160, 32, 0.8, 1)
     assert run.requests_per_s * run.seconds("e2el") == pytest.approx(6, rel=0.05)  # Little's law, by other histograms
-    assert run.facts["p99 TTFT"] == "100 ms to 250 ms"
-    assert (run.facts["running"], run.facts["preemptions"]) == ("6", "0")
+    assert (run.facts["p99 TTFT"], (run.facts["running"], run.facts["preemptions"])) == ("100 ms to 250 ms", ("6", "0"))
     assert last.started_s is not None
 
 
@@ -665,10 +654,8 @@ def test_a_recorded_restart_is_noticed():
 @pytest.mark.parametrize("page", PAGES, ids=[p["engine"] for p in PAGES])
 def test_documented_names_of_engines(page):
     run = run_of(read_exposition(page["lines"]), page["window_s"])
-    assert run.facts["engine"] == page["engine"]
-    assert run.concurrency == pytest.approx(page["in_flight"])
-    assert list(run.lengths) == page["lengths"]
-    assert (run.hit_rate, run.seconds("ttft")) == (page["hit_rate"], page["ttft_s"])
+    assert (run.facts["engine"], run.concurrency) == (page["engine"], pytest.approx(page["in_flight"]))
+    assert (list(run.lengths), (run.hit_rate, run.seconds("ttft"))) == (page["lengths"], (page["hit_rate"], page["ttft_s"]))
     assert page["facts"].items() <= run.facts.items()
 
 
@@ -678,8 +665,7 @@ def test_drafts_are_told_by_tokens_that_come_at_once():
         ("inter_token_latency_seconds_count", 390), ("iteration_tokens_total_count", 100),
     )]  # fmt: skip
     page = read_exposition("\n".join(lines))
-    assert run_of(page).accepted == 2.5
-    assert requests_in_flight(page, None) == 4
+    assert (run_of(page).accepted, requests_in_flight(page, None)) == (2.5, 4)
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "node_cpu_seconds_total 1\n", "<html>vllm</html>", "vllm:x NaN\n"])

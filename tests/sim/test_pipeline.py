@@ -45,8 +45,7 @@ def test_simulated_bubble_equals_the_closed_form(name):
     tried = 0
     for p, m, v in shapes(kind, 16, MANY):
         timeline = run(kind, p, m, chunks=v)
-        idle = kind.idle(p, 1.0, 1.0, 1.0)
-        assert timeline.idle_s() == pytest.approx(np.full(p, idle), abs=1e-9), (p, m, v)
+        assert timeline.idle_s() == pytest.approx(np.full(p, kind.idle(p, 1.0, 1.0, 1.0)), abs=1e-9), (p, m, v)
         assert timeline.span_s == pytest.approx(kind.total(p, m, v), abs=1e-9)
         tried += 1
     assert tried > 20
@@ -132,8 +131,7 @@ def test_transfers_and_unequal_stages(p, m, transfer):
 
 
 def test_unequal_microbatches():
-    timeline = run(SCHEDULES["fill-drain"], 1, 3, Durations(microbatch_factors=[1, 2, 3]))
-    assert timeline.span_s == 6
+    assert run(SCHEDULES["fill-drain"], 1, 3, Durations(microbatch_factors=[1, 2, 3])).span_s == 6
 
 
 @given(st.floats(0.5, 3), st.floats(0.5, 3), st.floats(0.1, 0.5))
@@ -151,8 +149,7 @@ def test_a_priced_pipeline_is_what_the_simulator_runs():
     priced = commtax.bill("llama-3.1-70b", "4xh200-sxm", tp=1, pp=4, batch=32)
     stage = float(priced.step_s) / 4
     rounds = 400
-    timeline = run(SCHEDULES["fill-drain"], 4, rounds, Durations(forward=stage))
-    tokens_per_s = rounds * 8 / timeline.span_s
+    tokens_per_s = rounds * 8 / run(SCHEDULES["fill-drain"], 4, rounds, Durations(forward=stage)).span_s
     assert tokens_per_s == pytest.approx(float(priced.tokens_per_s), rel=0.01)
     assert tokens_per_s < float(priced.tokens_per_s), "filling and draining cost a little"
 
@@ -179,9 +176,7 @@ def test_timeline_sums():
         ("x", "y"),
         ("comp", "comm"),
     )
-    assert t.busy_s().tolist() == [3, 2]
-    assert t.idle_s().tolist() == [1, 2]
-    assert t.covered("comm") == [(1, 3)]
+    assert (t.busy_s().tolist(), t.idle_s().tolist(), t.covered("comm")) == ([3, 2], [1, 2], [(1, 3)])
     assert t.busy_s(["comm"]).tolist() == [0, 2]
 
 
@@ -197,15 +192,13 @@ def test_command(name, tmp_path):
     found = json.loads(done.stdout)
     assert found["idle_counted_s"] == pytest.approx(found["idle_closed_form_s"])
     assert found["bubble_over_total"] == pytest.approx(found["idle_closed_form_s"] / found["total_s"])
-    events = json.loads(trace.read_text())["traceEvents"]
-    assert len([e for e in events if e["ph"] == "X"]) > 30
+    assert len([e for e in json.loads(trace.read_text())["traceEvents"] if e["ph"] == "X"]) > 30
     assert picture.read_text().startswith("<svg")
     assert "bubble" in command("-p", "4", "-m", "8", "--schedule", name).stdout
 
 
 def test_command_answers_the_budget_question():
-    done = command("-p", "8", "--budget", "10%")
-    assert "63 microbatches" in done.stdout
+    assert "63 microbatches" in command("-p", "8", "--budget", "10%").stdout
     assert "21 microbatches" in command("-p", "8", "--budget", "10%", "--schedule", "zb-h1").stdout
     text = command("-p", "8", "-m", "64", "--straggler", "3:1.5", "--times", "1:2:1", "--transfer", "0.1").stdout
     assert "straggler" in text

@@ -66,8 +66,7 @@ def test_tokens_and_blocks_are_conserved(case, ranks):
     if not again:
         assert computed == once, "hits and computed tokens are the prompts"
     for pool in engine.pools:
-        assert pool.free_blocks == case.rules.blocks
-        assert pool.running == 0
+        assert (pool.free_blocks, pool.running) == (case.rules.blocks, 0)
         assert not pool.waiting
     assert not any(lane.busy or lane.cached or any(lane.phases) for lane in engine.lanes)
     _, counts = gaps(log, late_tokens([engine]))
@@ -141,8 +140,7 @@ def test_one_stage_is_no_pipeline(case):
 @given(case=cases(shared=False), per_id=st.sampled_from([1, 3, 4, 6, 8, 32]), seed=st.integers(0, 99))
 def test_blocks_of_shared_text_may_be_of_any_size(case, per_id, seed):
     """Traces name text in pieces of their own, the last of which may be cut: the engine's blocks are counted right all the same."""
-    rng = np.random.default_rng(seed)
-    texts = rng.integers(0, 3, len(case.stream)).tolist()
+    texts = np.random.default_rng(seed).integers(0, 3, len(case.stream)).tolist()
     counts = (-(-case.stream.input_len // per_id)).tolist()
     ids = tuple(tuple(1000 * text + at for at in range(n)) for text, n in zip(texts, counts, strict=True))
     case = replace(case, stream=replace(case.stream, prefixes=ids, block=per_id))
@@ -241,8 +239,7 @@ def small(**rules):
 
 @pytest.mark.parametrize("prefill_first", [False, True])
 def test_preempted_requests_finish_and_cost_more(prefill_first):
-    asked = stream([0] * 8, [16] * 8, [40] * 8)
-    roomy = Case(asked, small(prefill_first=prefill_first))
+    roomy = Case(stream([0] * 8, [16] * 8, [40] * 8), small(prefill_first=prefill_first))
     tight = roomy.but(blocks=40)
     (wide, _), (narrow, engine) = roomy.run(), tight.run()
     assert not sum(wide.preemptions)
@@ -250,8 +247,7 @@ def test_preempted_requests_finish_and_cost_more(prefill_first):
     assert max(narrow.done_s) > max(wide.done_s)
     log = segments([engine])
     assert log["tokens"] @ log["steps"] > 8 * 16
-    lost = np.array(narrow.preempted_s)
-    assert np.all((lost > 0) == (np.array(narrow.preemptions) > 0))
+    assert np.all((np.array(narrow.preempted_s) > 0) == (np.array(narrow.preemptions) > 0))
     safe, _ = tight.but(reserved=True).run()
     assert not sum(safe.preemptions)
 
@@ -281,21 +277,17 @@ def test_a_prompt_that_fills_its_steps_is_not_followed_step_by_step(prefill_firs
 
 def test_a_prompt_goes_on_in_the_step_that_throws_another_out():
     """A cut prompt holds the blocks that a decoding request needs: that one waits, the prompt does not."""
-    case = Case(stream([0.0, 0.0], [2, 40], [30, 4]), small(tokens=10, blocks=11))
-    book, engine = case.run()
+    book, engine = Case(stream([0.0, 0.0], [2, 40], [30, 4]), small(tokens=10, blocks=11)).run()
     assert book.preemptions == [1, 0]
     assert np.all(np.isfinite(book.done_s))
     assert engine.pools[0].free_blocks == 11
 
 
 def test_repeated_prompts_are_found_but_for_their_last_block():
-    ids = (tuple(range(10)),) * 3
-    asked = stream([0.0, 10.0, 20.0], [40, 40, 40], [3, 3, 3], prefixes=ids)
+    asked = stream([0.0, 10.0, 20.0], [40, 40, 40], [3, 3, 3], prefixes=(tuple(range(10)),) * 3)
     book, engine = Case(asked, small()).run()
-    assert book.cached == [0, 36, 36]
-    assert segments([engine])["tokens"].tolist().count(4) == 2
-    longer = replace(asked, input_len=np.array([40, 43, 43]))
-    assert Case(longer, small()).run()[0].cached == [0, 40, 40]
+    assert (book.cached, segments([engine])["tokens"].tolist().count(4)) == ([0, 36, 36], 2)
+    assert Case(replace(asked, input_len=np.array([40, 43, 43])), small()).run()[0].cached == [0, 40, 40]
 
 
 def test_what_others_need_is_forgotten_first_by_who_left_first():
@@ -314,8 +306,7 @@ def test_a_cache_without_idle_blocks_is_none(case):
     even = replace(case.stream, input_len=np.full(count, most - 4), output_len=np.full(count, 4))
     two = tuple(tuple(range(100 * (i % 2), 100 * (i % 2) + (most - 4) // 4)) for i in range(count))
     plain = Case(even, replace(case.rules, reserved=True, blocks=-(-most // 4), seqs=1), case.prices)
-    cached = replace(plain, stream=replace(even, prefixes=two))
-    same(cached.run()[0], plain.run()[0])
+    same(replace(plain, stream=replace(even, prefixes=two)).run()[0], plain.run()[0])
 
 
 @few
@@ -377,8 +368,7 @@ def waits(outputs, load, seed):
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
 def test_equal_requests_one_at_a_time_wait_as_m_d_1(load):
     """Pollaczek and Khinchine: W = rho s / 2 (1 - rho)."""
-    expected = load * 20 * STEP_S / 2 / (1 - load)
-    assert waits(np.full(LONG, 20), load, 1) == pytest.approx(expected, rel=0.02)
+    assert waits(np.full(LONG, 20), load, 1) == pytest.approx(load * 20 * STEP_S / 2 / (1 - load), rel=0.02)
 
 
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
@@ -393,8 +383,7 @@ def in_flight(rows):
     times = np.concatenate([rows["sent_s"], rows["done_s"]])
     change = np.repeat([1, -1], len(rows["sent_s"]))
     order = np.lexsort((-change, times))
-    level = np.cumsum(change[order])
-    return float(np.sum(level[:-1] * np.diff(times[order])) / np.ptp(times))
+    return float(np.sum(np.cumsum(change[order])[:-1] * np.diff(times[order])) / np.ptp(times))
 
 
 @settings(max_examples=8)

@@ -130,8 +130,7 @@ def test_a_lognormal_is_found_again_from_its_figures(mean, sigma):
 
 
 def test_figures_of_no_lognormal_give_the_nearest():
-    assert lognormal_with_mean(100, p50=200).sigma == 0
-    assert lognormal_with_mean(100, p90=900).sigma == pytest.approx(Z90)
+    assert (lognormal_with_mean(100, p50=200).sigma, lognormal_with_mean(100, p90=900).sigma) == (0, pytest.approx(Z90))
     assert lognormal_with_mean(100).sigma == 0
     both = lognormal_with_mean(100, p50=50, p90=150)
     assert lognormal_with_mean(100, p90=150).sigma < both.sigma < lognormal_with_mean(100, p50=50).sigma
@@ -139,8 +138,7 @@ def test_figures_of_no_lognormal_give_the_nearest():
 
 @given(st.lists(st.integers(1, 10_000), min_size=1, max_size=300))
 def test_a_table_of_a_sample_keeps_its_mean_and_its_order(sample):
-    table = quantile_lengths(np.array(sample, dtype=float))
-    points = np.array(table.quantiles)
+    points = np.array(quantile_lengths(np.array(sample, dtype=float)).quantiles)
     assert (np.diff(points) >= 0).all()
     assert points[0] >= min(sample)
     assert points[-1] <= max(sample)
@@ -229,8 +227,7 @@ def test_prompts_come_again_and_share_what_is_common(unique, shared, block):
         other = stream.prefixes[(i + 1) % 40] if unique > 1 else ()
         common = min(whole, int(stream.input_len[(i + 1) % 40]) // block, shared // block)
         if unique > 1 and (i + 1) % 40 % unique != i % unique:
-            assert len(set(prefix) & set(other)) == common
-            assert prefix[:common] == other[:common]
+            assert (len(set(prefix) & set(other)), prefix[:common]) == (common, other[:common])
 
 
 # Spellings
@@ -270,8 +267,7 @@ def test_lengths_come_from_a_file(tmp_path):
     assert catalog.lengths(f"file:{column}").mean == 20
     both = tmp_path / "both.csv"
     both.write_text("input_tokens,output_tokens\n10,5\n20,4\n30,3\n")
-    assert catalog.lengths(f"file:{both}", "outputs").mean == 4
-    assert catalog.lengths(f"file:{both}").correlation == -1
+    assert (catalog.lengths(f"file:{both}", "outputs").mean, catalog.lengths(f"file:{both}").correlation) == (4, -1)
     column.write_text("10\nten\n")
     with pytest.raises(Refusal, match="line 2: 'ten' is not 1 to"):
         catalog.lengths(f"file:{column}")
@@ -306,8 +302,7 @@ def test_azure_moments_count_from_the_first(tmp_path):
         "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:15:46.6805900,374,44\r\n2023-11-16 18:15:50.9951690,396,109\r\n"
     )
     stream = trace(tmp_path, text)
-    assert stream.arrival_s == pytest.approx([0, 4.314579], abs=1e-5)
-    assert stream.input_len.tolist() == [374, 396]
+    assert (stream.arrival_s, stream.input_len.tolist()) == (pytest.approx([0, 4.314579], abs=1e-5), [374, 396])
     zoned = trace(tmp_path, text.replace("900,", "900+00:00,").replace("690,", "690+01:00,"))
     assert zoned.arrival_s[-1] == pytest.approx(3600 - 4.314579, abs=1e-5)
     assert [note.code for note in zoned.notes] == ["unsorted"]
@@ -317,17 +312,14 @@ def test_mooncake_names_blocks_of_512(tmp_path):
     rows = [{"timestamp": 27, "input_length": 1030, "output_length": 5, "hash_ids": [0, 1, 2]}]
     rows += [{"timestamp": 3000, "input_length": 600, "output_length": 9, "hash_ids": [0, 7]}]
     stream = trace(tmp_path, "\n".join(map(json.dumps, rows)) + "\n\n")
-    assert stream.arrival_s.tolist() == [0.027, 3.0]
-    assert stream.prefixes == ((0, 1, 2), (0, 7))
-    assert stream.block == 512
+    assert (stream.arrival_s.tolist(), stream.prefixes, stream.block) == ([0.027, 3.0], ((0, 1, 2), (0, 7)), 512)
     assert same(stream, trace(tmp_path, json.dumps(rows)))
 
 
 def test_a_benchmark_gives_the_requests_it_sent(tmp_path):
     run = {"duration": 3, "completed": 2, "input_lens": [9, 8, 7], "output_lens": [4, 0, 2], "start_times": [105.5, 104.0, 103.5]}
     stream = trace(tmp_path, json.dumps(run, indent=1))
-    assert stream.arrival_s.tolist() == [0.0, 2.0]
-    assert stream.input_len.tolist() == [7, 9]
+    assert (stream.arrival_s.tolist(), stream.input_len.tolist()) == ([0.0, 2.0], [7, 9])
     assert [note.code for note in stream.notes] == ["failed", "unsorted"]
 
 
@@ -387,11 +379,8 @@ def test_any_file_is_a_trace_or_refused(tmp_path_factory, raw):
 
 def test_unsorted_requests_are_sorted_and_said(tmp_path):
     stream = trace(tmp_path, f"{OWN},hash_ids_16\n2,20,1,5\n1,10,1,6\n1,11,1,7\n".encode("utf-16"))
-    assert stream.arrival_s.tolist() == [1, 1, 2]
-    assert stream.input_len.tolist() == [10, 11, 20]
-    assert stream.prefixes == ((6,), (7,), (5,))
-    assert stream.block == 16
-    assert [note.code for note in stream.notes] == ["unsorted"]
+    assert (stream.arrival_s.tolist(), stream.input_len.tolist()) == ([1, 1, 2], [10, 11, 20])
+    assert (stream.prefixes, stream.block, [note.code for note in stream.notes]) == (((6,), (7,), (5,)), 16, ["unsorted"])
 
 
 @needs_shared
@@ -402,5 +391,4 @@ def test_shared_traces_are_read_whole(name, count, last_s, block):
     assert (len(stream), stream.arrival_s[-1], stream.block) == (count, last_s, block)
     assert not stream.notes
     if stream.prefixes:
-        blocks = -(-stream.input_len // block)
-        assert [len(prefix) for prefix in stream.prefixes] == blocks.tolist()
+        assert [len(prefix) for prefix in stream.prefixes] == (-(-stream.input_len // block)).tolist()

@@ -109,8 +109,7 @@ def renamed(path, old, new):
 
 def test_a_link_is_its_file(folder):
     renamed(folder / "links" / "ib-ndr.toml", "ib-ndr", "new-fabric")
-    place = catalog.cluster("2x8xh100-sxm", inter="new-fabric")
-    assert commtax.bill("llama-3.1-8b", place, tp=16).step_s > 0
+    assert commtax.bill("llama-3.1-8b", catalog.cluster("2x8xh100-sxm", inter="new-fabric"), tp=16).step_s > 0
 
 
 def test_a_chip_with_a_library_of_its_own_is_five_files_of_data(folder):

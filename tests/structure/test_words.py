@@ -64,8 +64,7 @@ def compared(name):
 
 def blamed(fault, job):
     """Whom an audit of a faulty job blames, and its causes with their codes."""
-    made = case(42, fault, 0.0, job, ranks=3)
-    section = audit_traces([kineto.parse(d) for d in made.documents], None, ["a"])
+    section = audit_traces([kineto.parse(d) for d in case(42, fault, 0.0, job, ranks=3).documents], None, ["a"])
     culprit = section.culprit
     return (
         culprit.kind,

@@ -97,8 +97,7 @@ def test_a_step_holds_all_that_it_launches_as_it_goes(work):
         events.append(event("cuda_runtime", "cudaStreamSynchronize", at + 2, lasts + pause, correlation=500 + number))
         at += lasts + pause + 4
     (step,) = kineto.parse(document([*events, event("user_annotation", "ProfilerStep#1", 9, at)])).steps
-    assert step.start_s == pytest.approx(11e-6)
-    assert step.end_s == pytest.approx((at - work[-1][1] - 3) * 1e-6)
+    assert (step.start_s, step.end_s) == (pytest.approx(11e-6), pytest.approx((at - work[-1][1] - 3) * 1e-6))
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 200), st.booleans()), min_size=2, max_size=10))
@@ -106,8 +105,7 @@ def test_a_step_lasts_until_the_next_unless_host_and_device_rest(work):
     """A host that is in its step all the while loads data: that is part of the step, however long the device waits."""
     steps, at = [], 0.0
     for length, gap, hosted in work:
-        host = (at, at + length + gap if hosted else at + length)
-        steps.append(TraceStep(0, "x", at, at + length, host))
+        steps.append(TraceStep(0, "x", at, at + length, (at, at + length + gap if hosted else at + length)))
         at += length + gap
     for (before, after), (length, gap, hosted) in zip(pairwise(extend_steps(steps)), work, strict=False):
         assert before.end_s == (after.start_s if hosted or gap <= length else before.start_s + length)
@@ -365,8 +363,7 @@ def test_waiting_for_ranks_that_are_not_here_is_said():
             r.ran("gemm", 100.0)
             r.sent(REDUCE, 50.0, tuple(range(8)), 1 << 20)
             r.step(step, begin)
-    section = audit_traces([r.trace(8) for r in ranks], None, "ab")
-    (found,) = [c for c in section.causes if c.code == "exposed"]
+    (found,) = [c for c in audit_traces([r.trace(8) for r in ranks], None, "ab").causes if c.code == "exposed"]
     assert found.said.endswith("; waiting for the 6 ranks that are not here included")
     assert "none of it hides" in found.said
 
@@ -382,8 +379,7 @@ def test_gathers_that_begin_where_compute_ends_come_too_late():
             r.ran(SCATTER, 40.0, stream=20)
             r.events.append(event("user_annotation", "Optimizer.step#AdamW.step", r.at - 9, 1))
             r.step(step, begin)
-    section = audit_traces([r.trace(2) for r in ranks], None, "ab")
-    (found,) = [c for c in section.causes if c.code == "prefetch"]
+    (found,) = [c for c in audit_traces([r.trace(2) for r in ranks], None, "ab").causes if c.code == "prefetch"]
     assert found.said == "3 of 3 all-gathers per step begin only when compute waits for them"
     assert found.cost_s == pytest.approx(180e-6)
 
@@ -412,10 +408,8 @@ def test_short_pauses_are_launches_though_a_step_has_few_kernels():
         for name, us in (("triton_tem_fused_mm_0", 50.0), ("triton_red_fused_norm_1", 12.0), ("triton_poi_fused_add_2", 5.0)):
             r.ran(name, us)
             r.at += 3
-    section = audit_traces([r.trace(1)], None, "a")
-    (found,) = section.causes
-    assert found.code == "launch-bound"
-    assert found.share == pytest.approx(9 / 76, abs=0.01)
+    (found,) = audit_traces([r.trace(1)], None, "a").causes
+    assert (found.code, found.share) == ("launch-bound", pytest.approx(9 / 76, abs=0.01))
 
 
 @pytest.mark.parametrize(("told", "messages"), [(True, 40), (False, 80 / 3)])

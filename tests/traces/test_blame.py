@@ -55,8 +55,7 @@ def test_a_fault_is_named_and_dated(fault, job, skew):
 @pytest.mark.parametrize("skew", [0.0, 50.0])
 @pytest.mark.parametrize("job", ["tp", "ddp", "pp"])
 def test_healthy_jobs_name_nobody(job, skew):
-    made = case(42, None, skew, job, ranks=3)
-    assert blame(job_of(made)) == (None, 0.0)
+    assert blame(job_of(case(42, None, skew, job, ranks=3))) == (None, 0.0)
 
 
 @pytest.mark.parametrize("skew", [0.0, 50.0])
@@ -124,8 +123,7 @@ def test_groups_that_nobody_told_are_found_by_their_ends():
     """Two tensor-parallel pairs and two data-parallel ones: which ranks end together tells them apart."""
     made = next(c for seed in range(99) if not (c := case(seed, None, 50.0, "tp-dp", 4)).says["told"] and c.says["jitter"] > 0)
     met = meet([kineto.parse(d) for d in made.documents])
-    ends = np.append(met.first, len(met.place))
-    spread = max(np.ptp(met.end_s[a:b]) for a, b in pairwise(ends))
+    spread = max(np.ptp(met.end_s[a:b]) for a, b in pairwise(np.append(met.first, len(met.place))))
     assert met.unmatched == 0
     assert spread < 1e-6
     assert met.sizes.max() < len(made.documents)
@@ -144,8 +142,7 @@ def test_an_exchange_that_is_called_a_message():
 
 def test_a_rank_that_was_watched_later_is_matched_by_its_ends():
     """The second rank's profiler began three collectives later: the same collectives are found, by their ends."""
-    made = case(3, None, 50.0, "tp", ranks=2)
-    traces = [kineto.parse(d) for d in made.documents[:2]]
+    traces = [kineto.parse(d) for d in case(3, None, 50.0, "tp", ranks=2).documents[:2]]
     whole = meet(traces)
     late = Trace(**{name: getattr(traces[1], name) for name in Trace.__slots__} | {"collectives": traces[1].collectives[3:]})
     met = meet([traces[0], late])
@@ -229,11 +226,9 @@ def test_rows_add_up(job):
 def test_a_rise_is_found_where_it_begins(seed, count, level):
     rng = np.random.default_rng(seed)
     since = int(rng.integers(2, count - 2))
-    x = rng.normal(0, 0.005, count) + level * (np.arange(count) >= since)
-    found = rise(x, 0.04)
+    found = rise(rng.normal(0, 0.005, count) + level * (np.arange(count) >= since), 0.04)
     assert found is not None
-    assert found.since == since
-    assert found.level == pytest.approx(level, abs=0.02)
+    assert (found.since, found.level) == (since, pytest.approx(level, abs=0.02))
     assert rise(rng.normal(0, 0.005, count), 0.04) is None
 
 
@@ -258,10 +253,8 @@ def test_what_repeats_is_a_step():
 
 def test_what_does_not_repeat_is_one_step():
     events = [e for i, us in enumerate((5, 7, 9)) for e in (launch(i * 20, i), kernel(f"k{i}", i * 20, us, i))]
-    section = audit_traces([kineto.parse(document(events))], None, ["a"])
-    ((row),) = section.steps
-    assert row.name == "whole trace"
-    assert (row.compute_s, row.idle_s) == (pytest.approx(21e-6), pytest.approx(28e-6))
+    ((row),) = audit_traces([kineto.parse(document(events))], None, ["a"]).steps
+    assert (row.name, (row.compute_s, row.idle_s)) == ("whole trace", (pytest.approx(21e-6), pytest.approx(28e-6)))
 
 
 # What is told without a claim
@@ -305,8 +298,7 @@ def test_many_short_pauses_are_launches(pause, launched, code):
     """Each kernel of 4 us is followed by a pause."""
     section = audit_traces([layered(20, 1, pause=pause, launched=launched)], None, ["a"])
     (found,) = [c for c in section.causes if c.code in ("launch-bound", "between kernels", "stall")]
-    assert found.code == code
-    assert found.share == pytest.approx(pause / (4 + pause), abs=0.01)
+    assert (found.code, found.share) == (code, pytest.approx(pause / (4 + pause), abs=0.01))
     assert "instead of" in found.gain
     assert ("CUDA graphs" in found.change) == (code == "launch-bound")
 
@@ -319,8 +311,7 @@ def test_causes_and_the_typical_step_tell_the_same():
     assert shares["launch-bound"] == pytest.approx(used.idle_share)
     assert shares["exposed"] == pytest.approx(used.exposed_share)
     told = {f.code: f.measured for f in section.findings}
-    assert told["idle device, of the step"] == pytest.approx(used.idle_share)
-    assert told["step"] == pytest.approx(used.total_s)
+    assert (told["idle device, of the step"], told["step"]) == (pytest.approx(used.idle_share), pytest.approx(used.total_s))
 
 
 def test_a_culprit_is_a_cause_with_its_gain():

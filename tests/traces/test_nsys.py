@@ -67,10 +67,8 @@ def test_old_columns(tmp_path):
     """2019: a kernel has no process, and there are no graphs."""
     path = steps(Export(tmp_path / "old.sqlite", OLD)).done()
     (trace,) = read(path)
-    assert (len(trace.timeline.name), spent_ns(trace)) == counted(path)
-    assert per_step(trace, "all-reduce") == [4, 4, 4]
-    assert per_step(trace, "all-gather") == [1, 1, 1]
-    assert [s.phase for s in trace.steps] == ["decode"] * 3
+    assert ((len(trace.timeline.name), spent_ns(trace)), per_step(trace, "all-reduce")) == (counted(path), [4, 4, 4])
+    assert (per_step(trace, "all-gather"), [s.phase for s in trace.steps]) == ([1, 1, 1], ["decode"] * 3)
     assert trace.steps[0].decode_seqs == 4
     assert trace.device is None
     assert clashes(trace.timeline) == 0
@@ -130,8 +128,7 @@ def test_graphs_that_were_traced_whole(tmp_path):
         export.launch(replay * 100_000, replay + 1, "cudaGraphLaunch_v10000")
         export.graph(replay * 100_000 + 5_000, replay * 100_000 + 95_000, replay + 1)
     export.graph(0, 0, 99)
-    path = export.done()
-    (trace,) = read(path)
+    (trace,) = read(export.done())
     assert (len(trace.timeline.name), spent_ns(trace)) == (4, 360_000)
     assert not trace.collectives
     assert len(trace.steps) == 4
@@ -193,8 +190,7 @@ def test_steps_of_tensorrt_llm_and_plain_iterations(tmp_path, name, phase, seqs)
         export.launch(at + 1_000, at + 1)
         export.kernel(FUSED, at + 9_000, at + 30_000, at + 1)
     (trace,) = read(export.done())
-    assert [(s.phase, s.decode_seqs) for s in trace.steps] == [(phase, seqs)] * 2
-    assert per_step(trace, "all-reduce") == [1, 1]
+    assert ([(s.phase, s.decode_seqs) for s in trace.steps], per_step(trace, "all-reduce")) == ([(phase, seqs)] * 2, [1, 1])
 
 
 def test_operators_that_torch_named(tmp_path):
@@ -300,8 +296,7 @@ def test_counts_and_times_are_those_of_sql(tmp_path_factory, rows):
     expected = {(pid, device): [] for pid, device, *_ in rows}
     for pid, device, _, ns, communicates in rows:
         expected[pid, device].append((ns, communicates))
-    traces = read(path)
-    found = sorted((len(t.timeline.name), spent_ns(t), len(t.collectives)) for t in traces)
+    found = sorted((len(t.timeline.name), spent_ns(t), len(t.collectives)) for t in read(path))
     assert found == sorted((len(e), sum(ns for ns, _ in e), sum(c for _, c in e)) for e in expected.values())
     assert (sum(f[0] for f in found), sum(f[1] for f in found)) == counted(path)
 
@@ -366,8 +361,7 @@ CALL_COLUMNS = "Domain Function Process_Id Thread_Id Correlation_Id Start_Timest
 
 
 def written(folder, found, number=0):
-    name = f"{number}_results.json" if found["kind"] == "json" else f"{number}_{found['kind']}.csv"
-    path = folder / name
+    path = folder / (f"{number}_results.json" if found["kind"] == "json" else f"{number}_{found['kind']}.csv")
     path.write_text(found.get("text") or json.dumps(found["document"]))
     return path
 
@@ -394,8 +388,7 @@ def test_tables_of_one_run_are_one_trace(tmp_path):
     """Kernels and copies of the documentation are of one process; so are those of the MI300X and the calls that launched them."""
     files = [written(tmp_path, of_kind(kind)) for kind in ("kernel_trace", "memory_copy_trace")]
     ((name, trace),) = read_all(files).left
-    assert name == "0_kernel_trace.csv"
-    assert (len(trace.timeline.name), spent_ns(trace)) == (5, 39451 + 203267)
+    assert (name, (len(trace.timeline.name), spent_ns(trace))) == ("0_kernel_trace.csv", (5, 39451 + 203267))
     assert sum(n.startswith("MEMORY_COPY") for n in trace.timeline.name) == 2
     others = [written(tmp_path, of_kind(kind, part), 7) for kind, part in (("kernel_trace", "MI300X"), ("hip_api_trace", ""))]
     assert [spent_ns(said) for _, said in read_all([*files, *others]).left] == [39451 + 203267, 3558884]
@@ -415,8 +408,7 @@ def test_a_table_alone(tmp_path):
 
 def table(columns, rows):
     out = io.StringIO()
-    writer = csv.writer(out, quoting=csv.QUOTE_NONNUMERIC)
-    writer.writerows([columns.split(), *rows])
+    csv.writer(out, quoting=csv.QUOTE_NONNUMERIC).writerows([columns.split(), *rows])
     return out.getvalue()
 
 
@@ -454,8 +446,7 @@ def test_generic_kernels_take_their_calls(tmp_path):
     traces = [said for _, said in read_all(made(tmp_path)).left]
     assert [t.rank for t in traces] == [0, 1]
     for trace in traces:
-        assert per_step(trace, "all-reduce") == [1, 1]
-        assert per_step(trace, "all-gather") == [1, 1]
+        assert (per_step(trace, "all-reduce"), per_step(trace, "all-gather")) == ([1, 1], [1, 1])
         assert [s.decode_seqs for s in trace.steps] == [8, 8]
     assert run_here("audit", *made(tmp_path), "--json").returncode == 0
 
@@ -506,8 +497,7 @@ def test_json_says_the_same_as_the_tables(tmp_path):
     path.write_text(json.dumps({"rocprofiler-sdk-tool": [process]}))
     tables, document = [said for _, said in read_all(files).left], formats.read(path)
     for a, b in zip(tables, document, strict=True):
-        assert a.collectives == b.collectives
-        assert (a.steps, spent_ns(a), a.issued) == (b.steps, spent_ns(b), b.issued)
+        assert (a.collectives, (a.steps, spent_ns(a), a.issued)) == (b.collectives, (b.steps, spent_ns(b), b.issued))
 
 
 def test_cut_off_tables_give_what_is_readable(tmp_path):
@@ -572,5 +562,4 @@ def test_damaged_tables_are_read_or_refused(tmp_path_factory, found, data):
 @pytest.mark.parametrize("kind", ["marker_api_trace", "hip_api_trace"])
 def test_calls_alone_take_no_time_that_could_be_told(tmp_path, kind):
     found = audit([written(tmp_path, of_kind(kind))])
-    assert found.sections[0].causes == ()
-    assert found.verdict == "unknown"
+    assert (found.sections[0].causes, found.verdict) == ((), "unknown")

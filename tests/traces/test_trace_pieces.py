@@ -17,6 +17,7 @@ from commtax.runs.traces.profilers import kineto
 from commtax.runs.traces.trace import distinct
 from commtax.timeline import merge_spans
 from each import each
+from lacking import lacking
 from made_traces import decode_graphs, document, event, kernel, launch, write
 from paths import FIXTURES, SHARED
 from tables import tables
@@ -128,8 +129,7 @@ def test_any_cut_gives_the_events_before_it(extra, data):
     lines = [json.dumps(e) for e in made]
     text = head + ", ".join(lines) + '], "traceName": "x"}'
     at = data.draw(st.integers(1, len(text) - 1))
-    ends = len(head) - 2 + np.cumsum([len(line) + 2 for line in lines])
-    whole = int(np.sum(ends <= at))
+    whole = int(np.sum(len(head) - 2 + np.cumsum([len(line) + 2 for line in lines]) <= at))
     found = answer(lambda: kineto.from_pieces([text[:at].encode()]))
     if not whole:
         assert "cut off" in found
@@ -147,8 +147,7 @@ def test_a_packed_trace_that_breaks_off_gives_its_beginning(tmp_path, share):
     path.write_bytes(packed[: int(len(packed) * share)])
     cut, whole = kineto.read(path), kineto.read(CPU[0])
     assert 0 < len(cut.timeline.name) < len(whole.timeline.name)
-    assert "the gzip file is damaged or cut off" in cut.partial
-    assert "up to byte" in cut.partial
+    assert not lacking(cut.partial, "the gzip file is damaged or cut off", "up to byte")
     assert [c.name for c in cut.collectives] == [c.name for c in whole.collectives][: len(cut.collectives)]
 
 
@@ -187,8 +186,7 @@ def test_a_bad_event_goes_alone(bad, place):
     text = '{"traceEvents": [' + ",\n".join([*lines[:place], bad, *lines[place:]]) + '], "baseTimeNanoseconds": 5}'
     for size in (len(text), 100):
         trace = kineto.from_pieces(pieces(text.encode(), [size]))
-        assert sorted(trace.timeline.name) == sorted([REDUCE, "gemm", "last"])
-        assert trace.origin_ns == 5
+        assert (sorted(trace.timeline.name), trace.origin_ns) == (sorted([REDUCE, "gemm", "last"]), 5)
         assert [str(n) for n in trace.notes if n.code == "damaged"] == ["1 event of the wrong form left out"]
 
 
@@ -225,8 +223,7 @@ def test_what_stands_around_the_events():
     assert (trace.rank, trace.world, trace.origin_ns) == (29, 12000, 10**18)
     last = trace.collectives[-1]
     assert (last.op, last.nbytes, last.ranks, last.group, last.members) == ("all-reduce", 32.0, 4, "7", (28, 29, 30, 31))
-    assert last.algorithm == "ring or nvls"
-    assert trace.timeline.lanes[last.lane] == "rank 29 gpu 0 stream 7"
+    assert (last.algorithm, trace.timeline.lanes[last.lane]) == ("ring or nvls", "rank 29 gpu 0 stream 7")
 
 
 # Exact times
@@ -327,8 +324,7 @@ def test_every_backend_s_launches_are_linked(runtime, kernels):
     ]
     trace = kineto.parse(document(events))
     (step,) = trace.steps
-    assert step.seconds == pytest.approx(30e-6)
-    assert trace.timeline.kinds[trace.timeline.kind[-1]] == "copy"
+    assert (step.seconds, trace.timeline.kinds[trace.timeline.kind[-1]]) == (pytest.approx(30e-6), "copy")
     assert len(trace.timeline.lanes) == 2
 
 
@@ -401,5 +397,4 @@ def test_shared_traces_say_what_a_parser_of_whole_files_found(recorded):
 
 def test_a_trace_on_the_disk_and_one_in_memory(tmp_path):
     made = decode_graphs(3, 1)
-    path = write(tmp_path / "trace.json.gz", made)
-    assert told(kineto.read(path)) == told(kineto.parse(made))
+    assert told(kineto.read(write(tmp_path / "trace.json.gz", made))) == told(kineto.parse(made))

@@ -22,6 +22,7 @@ from commtax.runs.traces.trace import KINDS, graph_steps, main_span, usage
 from commtax.runs.traces.trace_audit import audit_traces
 from commtax.timeline import Timeline
 from each import each
+from lacking import lacking
 from made_traces import clashes, decode_graphs, document, event, exposed, kernel, launch, per_step, write
 from paths import FIXTURES, SHARED
 from tables import tables
@@ -74,8 +75,7 @@ def test_every_shared_trace_is_read_and_counted(name):
     assert all(c.seconds >= 0 for c in trace.collectives)
     assert 0 <= exposed(trace) <= 1
     assert len(trace.timeline.name) > 0
-    comm = trace.timeline.kinds.index("comm")
-    assert int(np.sum(trace.timeline.kind == comm)) == len(trace.collectives)
+    assert int(np.sum(trace.timeline.kind == trace.timeline.kinds.index("comm"))) == len(trace.collectives)
 
 
 @shared
@@ -85,10 +85,8 @@ def test_message_metadata_of_the_nccl_trace():
     raw = json.loads(gzip.decompress((TRACES / "nccl_parser_config_nccl_data.json.gz").read_bytes()))["traceEvents"]
     told = [e["args"] for e in raw if e.get("cat") == "kernel" and e["args"].get("Collective name") == "allreduce"]
     assert sum(c.nbytes for c in trace.collectives if c.op == "all-reduce") == 4 * sum(a["In msg nelems"] for a in told)
-    assert len(trace.collectives) == 21
-    assert per_step(trace, "all-reduce") == [5, 5, 5]
-    assert per_step(trace, "broadcast") == [2, 2, 2]
-    assert {c.ranks for c in trace.collectives} == {2}
+    assert (len(trace.collectives), per_step(trace, "all-reduce")) == (21, [5, 5, 5])
+    assert (per_step(trace, "broadcast"), {c.ranks for c in trace.collectives}) == ([2, 2, 2], {2})
 
 
 @shared
@@ -105,9 +103,7 @@ def test_old_nccl_lies_about_its_kernels():
 @shared
 def test_groups_of_one_rank_move_nothing():
     trace = read("ns_resolution_trace_rank-0.Apr_03_18_51_38.1102.pt.trace.json.gz")
-    assert trace.issued == {"all-reduce": 25, "broadcast": 10}
-    assert trace.collectives == ()
-    assert exposed(trace) == 0
+    assert (trace.issued, trace.collectives, exposed(trace)) == ({"all-reduce": 25, "broadcast": 10}, (), 0)
     assert any("none ran on the device" in n for n in trace.notes)
 
 
@@ -118,8 +114,7 @@ def test_two_ranks_of_one_job():
     meetings = meet(traces)
     assert meetings.by_clock
     seconds = meetings.seconds.reshape(5, 2)
-    assert meetings.wire_s.tolist() == seconds.min(axis=1).tolist()
-    assert seconds[0] == pytest.approx((62.783e-3, 57.924e-3))
+    assert (meetings.wire_s.tolist(), seconds[0]) == (seconds.min(axis=1).tolist(), pytest.approx((62.783e-3, 57.924e-3)))
 
 
 KERNELS = DATA["kernels"]
@@ -147,9 +142,7 @@ def test_exposed_communication_by_hand():
         kernel("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(x)", 30, 40, 3, stream=20),
     ]
     trace = kineto.parse(document(events))
-    assert exposed(trace) == pytest.approx(0.2)
-    assert per_step(trace, "all-reduce") == [1]
-    assert clashes(trace.timeline) == 0
+    assert (exposed(trace), per_step(trace, "all-reduce"), clashes(trace.timeline)) == (pytest.approx(0.2), [1], 0)
     assert len(trace.timeline.lanes) == 2
 
 
@@ -188,8 +181,7 @@ def test_wire_and_waiting():
     meetings = meet([late, early])
     assert meetings.ranks == (0, 1)
     waited = (meetings.seconds.reshape(30, 2) - meetings.wire_s[:, None]).sum(axis=0).tolist()
-    assert meetings.ranks[waited.index(min(waited))] == 1
-    assert meetings.wire_s == pytest.approx([5e-6] * 30)
+    assert (meetings.ranks[waited.index(min(waited))], meetings.wire_s) == (1, pytest.approx([5e-6] * 30))
     assert waited == pytest.approx([30 * 3e-6, 0], abs=1e-12)
 
 
@@ -211,8 +203,7 @@ def test_nanoseconds_survive():
     text = json.dumps({"traceEvents": events}).replace('"ts": 0, "dur": 0', '"ts": 1712195495527376.234, "dur": 0.007', 1)
     text = text.replace('"ts": 0, "dur": 0', '"ts": 1712195495527376.241, "dur": 0.001', 1)
     line = kineto.from_pieces([text.encode()]).timeline
-    assert line.start_s[1] - line.start_s[0] == pytest.approx(7e-9, rel=1e-9)
-    assert clashes(line) == 0
+    assert (line.start_s[1] - line.start_s[0], clashes(line)) == (pytest.approx(7e-9, rel=1e-9), 0)
 
 
 @pytest.mark.parametrize(
@@ -296,11 +287,9 @@ def test_vllm_on_two_cpus():
     traces = [kineto.read(FIXTURES / f"vllm-cpu-tp2-rank{r}.trace.json.gz") for r in (0, 1)]
     for trace in traces:
         assert [s.phase for s in trace.steps] == ["prefill", "decode", "decode", "decode"]
-        assert per_step(trace, "all-reduce") == [9] * 4
-        assert per_step(trace, "all-gather") == [1] * 4
+        assert (per_step(trace, "all-reduce"), per_step(trace, "all-gather")) == ([9] * 4, [1] * 4)
         sizes = {(c.step > 0, c.op): c.nbytes for c in trace.collectives}
-        assert sizes[True, "all-reduce"] == 512 * 2
-        assert sizes[False, "all-reduce"] == 128 * 512 * 2
+        assert (sizes[True, "all-reduce"], sizes[False, "all-reduce"]) == (512 * 2, 128 * 512 * 2)
         assert sizes[True, "all-gather"] == 16384 * 2
     meetings = meet(traces)
     assert len(meetings.first) == 40
@@ -393,8 +382,7 @@ def test_operators_carry_sizes(operator, inner):
 def test_the_full_tensor_of_every_operator(name, dims, concrete, op, expected, ranks):
     kinds = ["c10::BFloat16" if d else "" for d in dims]
     facts = facts_of(name, {"Input Dims": dims, "Input type": kinds, "Concrete Inputs": concrete})
-    assert facts.ranks == ranks
-    assert facts.nbytes(op, ranks) == expected
+    assert (facts.ranks, facts.nbytes(op, ranks)) == (ranks, expected)
 
 
 # Shares and seconds
@@ -406,8 +394,7 @@ def test_a_share_does_not_disagree_where_seconds_agree():
     words = made_steps(asked)
     half = {"each_us": words["each_us"] / 2, "compute_us": words["compute_us"] + words["each_us"] / 2}
     _, found = audited(decode_graphs(**{**words, **half}), asked)
-    assert found["decode step"].verdict == "agree"
-    assert found["decode step"].difference == pytest.approx(0, abs=0.01)
+    assert (found["decode step"].verdict, found["decode step"].difference) == ("agree", pytest.approx(0, abs=0.01))
     assert found["exposed communication, of the step"].verdict == "agree"
     _, found = audited(
         decode_graphs(**{**words, "each_us": 0.6 * (total := words["each_us"] + words["compute_us"]), "compute_us": 0.4 * total}),
@@ -439,12 +426,9 @@ def test_every_second_is_spent_once(rows):
     kinds, starts, lengths = (np.array(x) for x in zip(*rows, strict=True))
     names = ("x",) * len(rows)
     line = Timeline(np.arange(len(rows)), starts * 1.0, (starts + lengths) * 1.0, kinds, names, names, KINDS)
-    windows = [(0.0, 100.0), (150.0, 400.0)]
-    spent = usage(line, windows)
+    spent = usage(line, [(0.0, 100.0), (150.0, 400.0)])
     busy = [any(s <= t < s + n for s, n in zip(starts, lengths, strict=True)) for t in range(400) if t < 100 or t >= 150]
-    assert spent.total_s == 350
-    assert spent.busy_s == pytest.approx(sum(busy))
-    assert spent.busy_s + spent.idle_s == pytest.approx(350)
+    assert (spent.total_s, spent.busy_s, spent.busy_s + spent.idle_s) == (350, pytest.approx(sum(busy)), pytest.approx(350))
 
 
 def test_busy_and_idle_time_are_shown(tmp_path):
@@ -457,8 +441,7 @@ def test_busy_and_idle_time_are_shown(tmp_path):
     assert spent.idle_share < 0.01
     made = write(tmp_path / "t.json", decode_graphs(**words))
     shown = run_here("audit", str(made), "-m", "llama-3.1-8b", "-c", "2xh100-sxm", "-tp", "2")
-    assert "typical step" in shown.stdout
-    assert "▓ exposed" in shown.stdout
+    assert not lacking(shown.stdout, "typical step", "▓ exposed")
     document = json.loads(run_here("audit", str(made), "-m", "llama-3.1-8b", "-c", "2xh100-sxm", "-tp", "2", "--json").stdout)
     (first,) = document["sections"][0]["usage"]
     assert first["busy_s"] + first["idle_s"] == pytest.approx(first["total_s"])
@@ -537,8 +520,7 @@ def test_a_public_trace_with_a_kernel_ahead():
 
 
 def training_steps():
-    made = decode_graphs(3, 1, steps=3, phase=False)["traceEvents"]
-    found = [e for e in made if e["cat"] != "user_annotation"]
+    found = [e for e in decode_graphs(3, 1, steps=3, phase=False)["traceEvents"] if e["cat"] != "user_annotation"]
     for e in [e for e in found if e["cat"] == "cuda_runtime"]:
         found.append(event("user_annotation", f"ProfilerStep#{e['ts']}", e["ts"] - 1, 90))
         found.append(event("cpu_op", "autograd::engine::evaluate_function: MmBackward0", e["ts"] + 3, 2))
@@ -571,8 +553,7 @@ def test_an_engine_s_steps_beside_training_are_compared():
 )  # fmt: skip
 def test_public_training_traces(file, ranks):
     traces = [kineto.read(TRACES / f"{file.format(r)}.json.gz") for r in range(ranks)]
-    section = audit_traces(traces, question(cluster="8xa100-80-sxm", tp=1), ["x"])
-    items = by_item(section)
+    items = by_item(audit_traces(traces, question(cluster="8xa100-80-sxm", tp=1), ["x"]))
     assert items["training step"].verdict == "unknown"
     assert {i for i, f in items.items() if f.verdict == "disagree"} <= {i for i in items if i.startswith("memory of")}
 

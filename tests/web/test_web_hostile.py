@@ -173,8 +173,7 @@ def test_every_field_of_a_config_may_be_wrong():
 @each("host", DATA["foreign_names_are_refused"])
 def test_foreign_names_are_refused(host):
     status, _, body = ask("/api/view", host=host)
-    assert status == 400
-    assert json.loads(body)["argument"] == "host"
+    assert (status, json.loads(body)["argument"]) == (400, "host")
 
 
 FOREIGN = [
@@ -204,8 +203,7 @@ def test_pages_elsewhere_compute_nothing(headers):
     for name in ANSWERS:
         status, _, body = _asked_with(f"/api/{name}", headers)
         assert (status, json.loads(body)["argument"]) == (403, "origin")
-    assert _asked_with("/api/audit", headers, method="POST", body=b"x")[0] == 403
-    assert _asked_with("/", headers)[0] == 200
+    assert (_asked_with("/api/audit", headers, method="POST", body=b"x")[0], _asked_with("/", headers)[0]) == (403, 200)
 
 
 @each("headers", OWN_PAGE)
@@ -230,8 +228,7 @@ def test_the_host_that_was_given_is_ours_too():
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW"])
 def test_only_questions(method):
     status, headers, body = ask("/api/view", method=method)
-    assert (status, headers["allow"]) == (405, "GET, HEAD")
-    assert json.loads(body)["argument"] == "method"
+    assert ((status, headers["allow"]), json.loads(body)["argument"]) == ((405, "GET, HEAD"), "method")
 
 
 def test_head_is_get_without_a_body():
@@ -268,8 +265,7 @@ def test_nothing_else_is_served(path):
 def test_browsers_are_told(path):
     _, headers, _ = ask(path)
     assert headers["content-security-policy"].startswith("default-src 'self'")
-    assert headers["x-content-type-options"] == "nosniff"
-    assert headers["referrer-policy"] == "no-referrer"
+    assert (headers["x-content-type-options"], headers["referrer-policy"]) == ("nosniff", "no-referrer")
 
 
 def test_the_page_names_no_outside_address():
@@ -294,8 +290,7 @@ def test_scripts_in_names_do_not_reach_a_page_as_markup(tmp_path, capsys):
 def server():
     command = [sys.executable, "-m", "commtax", "web", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        port = int(re.search(r":(\d+)/", process.stdout.readline())[1])
-        yield port
+        yield int(re.search(r":(\d+)/", process.stdout.readline())[1])
         process.terminate()
         assert "Traceback" not in process.communicate(timeout=10)[1]
 
@@ -315,8 +310,7 @@ def test_a_real_server_stands_all_of_it(server):
         b"431",
     )
     body = b"POST /api/view HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999999\r\n\r\n" + b"x" * 1000
-    assert raw(body).split()[1] == b"405"
-    assert raw(b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n").split()[1] == b"400"
+    assert (raw(body).split()[1], raw(b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n").split()[1]) == (b"405", b"400")
     connection = http.client.HTTPConnection("127.0.0.1", server)
     connection.request("GET", "/api/view?tp=8")
     answer = connection.getresponse()
@@ -339,8 +333,7 @@ def test_generated_questions_keep_the_schema():
     from hypothesis import HealthCheck, Phase, given, settings
     from hypothesis.errors import Unsatisfiable
 
-    rules = (BENCHMARKS / "schemathesis.toml").read_text()
-    config = schemathesis.config.SchemathesisConfig.from_str(rules)
+    config = schemathesis.config.SchemathesisConfig.from_str((BENCHMARKS / "schemathesis.toml").read_text())
     schema = schemathesis.openapi.from_asgi("/openapi.json", create_app("testserver"), config=config)
     plain = settings(
         max_examples=5,

@@ -78,10 +78,8 @@ def test_no_size_locks_another():
 def test_experts_follow_tp_and_dp():
     _, places = walk(MOE)
     moved = {(axis, value): patch for axis, value, patch, _ in places}
-    assert moved["tp", 4] == {"tp": 4, "dp": 2, "ep": 8}
-    assert moved["tp", 16] == {"tp": 16, "dp": 1, "ep": 16}
-    assert moved["dp", 16] == {"tp": 1, "dp": 16, "ep": 16}
-    assert moved["ep", 8]["dp"] == 1
+    assert (moved["tp", 4], moved["tp", 16]) == ({"tp": 4, "dp": 2, "ep": 8}, {"tp": 16, "dp": 1, "ep": 16})
+    assert (moved["dp", 16], moved["ep", 8]["dp"]) == ({"tp": 1, "dp": 16, "ep": 16}, 1)
 
 
 @pytest.mark.parametrize("name", ["megatron", "interleaved", "fsdp", "experts", "thousands"])

@@ -14,6 +14,7 @@ import pytest
 
 from browser import missing, painted, served, until
 from cli_run import run_here
+from lacking import lacking
 from paths import HELPERS
 
 why_not = missing()
@@ -84,8 +85,7 @@ def test_a_link_shows_the_same_picture(visit: Callable[..., Any]) -> None:
     before = picture(page)
     page.reload()
     painted(page)
-    assert picture(page) == before
-    assert picture(visit(page.url)) == before
+    assert (picture(page), picture(visit(page.url))) == (before, before)
 
 
 @needs_browser
@@ -180,8 +180,7 @@ def test_maps_load(visit: Callable[..., Any]) -> None:
     maps.nth(1).locator("tbody tr").nth(1).locator("button").nth(2).click()
     wait_title(page, "TP 2")
     painted(page)
-    assert "tp=2" in page.url
-    assert "b=4" in page.url
+    assert not lacking(page.url, "tp=2", "b=4")
     assert page.is_hidden("#problem")
 
 
@@ -260,8 +259,7 @@ def test_bad_input_is_shown_and_the_picture_stays(visit: Callable[..., Any]) -> 
     page.fill("#in-m", "<img src=x onerror=alert(1)>")
     page.keyboard.press("Enter")
     page.wait_for_selector("#problem[role=alert]:not([hidden])")
-    assert page.inner_text("#title") == title
-    assert page.locator("#problem img").count() == 0
+    assert (page.inner_text("#title"), page.locator("#problem img").count()) == (title, 0)
     page.get_by_role("button", name="Undo").click()
     page.wait_for_selector("#problem", state="hidden")
     page.check("#mode-pasted", force=True)
