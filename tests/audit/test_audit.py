@@ -33,19 +33,18 @@ from start_logs import LOGS, name, of_log, start_log
 from tables import tables
 
 DATA = tables(__file__)
-
 TINY = str(FIXTURES / "tiny-llama")
 TRACES = SHARED / "traces"
 GIB = 2**30
+WORDINGS = DATA["wordings"]
+RESULT = """{"backend": "vllm", "model_id": "Qwen/Qwen3-32B", "completed": 80, "duration": 56.0, "max_concurrency": 8,
+ "total_input_tokens": 81920, "total_output_tokens": 40960, "mean_ttft_ms": 126.0, "mean_tpot_ms": 10.7}"""
 
 
 def run(*words):
     done = run_here("audit", *words)
     assert "Traceback" not in done.stderr
     return done
-
-
-WORDINGS = DATA["wordings"]
 
 
 @each("wording", WORDINGS)
@@ -356,10 +355,6 @@ def test_a_claim_takes_what_its_log_says():
 def test_kinds_by_content():
     kinds = {p.name: formats.kinds(p)[0] for p in FIXTURES.glob("vllm-cpu-tp2*")}
     assert set(kinds.values()) == {"log", "bench", "trace"}
-
-
-RESULT = """{"backend": "vllm", "model_id": "Qwen/Qwen3-32B", "completed": 80, "duration": 56.0, "max_concurrency": 8,
- "total_input_tokens": 81920, "total_output_tokens": 40960, "mean_ttft_ms": 126.0, "mean_tpot_ms": 10.7}"""
 
 
 @given(tp=st.sampled_from([1, 2, 4, 8]), seqs=st.sampled_from([16, 64, 256]), eager=st.booleans())

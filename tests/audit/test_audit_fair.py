@@ -44,6 +44,21 @@ from paths import FIXTURES
 from start_logs import start_log
 
 GIB = 2**30
+VLLM = "(EngineCore pid=9) INFO 08-01 17:48:41 [x.py:1] "
+BEGAN = f"{VLLM}Initializing a V1 LLM engine (v0.20.0) with config: model='some/model', tensor_parallel_size=1\n"
+LOADED = f"{BEGAN}{VLLM}Model loading took 9.5 GiB memory and 7.4 seconds\n{VLLM}torch.compile took 30.6 s in total\n"
+SETTLED = f"{LOADED}{VLLM}Available KV cache memory: 20.0 GiB\n{VLLM}GPU KV cache size: 160,000 tokens\n"
+CAPTURE = (
+    "[2026-08-01 21:51:16] KV Cache is allocated. #tokens: 32997, K size: 0.76 GB, V size: 0.76 GB\n[2026-08-01 21:51:16] Capture "
+)
+LEAKED = "resource_tracker: There appear to be 1 leaked semaphore objects to clean up at shutdown\n"
+GAVE_UP = "[rank{r}]:[E] [Rank {r}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=15, OpType=ALLREDUCE, NumelIn=8, "
+GAVE_UP += "NumelOut=8, Timeout(ms)=600000) ran for 600060 milliseconds before timing out.\n"
+STOOD = "[rank{r}]:[E] [PG 1 Rank {r}] Exception (either an error or timeout) detected by watchdog at work: 15, "
+STOOD += "last enqueued NCCL work: 17, last completed NCCL work: 14.\n"
+WARNED = "n1:7:9 [3] misc/ibvwrap.cc:284 NCCL WARN Call to ibv_modify_qp failed with error Invalid argument\n"
+ROW = "   {n}   {m}   float   sum   -1   53.24   78.78  137.87   0   52.85   79.36  138.88   0\n"
+GEMM, RING = "void cutlass::gemm", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
 
 
 @cache
@@ -68,8 +83,6 @@ def codes(audited):
 
 
 # results
-
-
 @cache
 def near(load=BenchmarkLoad(512, 128, clients=16, count=160, spread=0.0)):  # noqa: B008
     """A run as it was predicted: its prediction, and its statistics."""
@@ -157,22 +170,6 @@ def test_a_time_of_a_token_by_another_definition_is_still_found():
 
 
 # starts
-
-VLLM = "(EngineCore pid=9) INFO 08-01 17:48:41 [x.py:1] "
-
-BEGAN = f"{VLLM}Initializing a V1 LLM engine (v0.20.0) with config: model='some/model', tensor_parallel_size=1\n"
-
-LOADED = f"{BEGAN}{VLLM}Model loading took 9.5 GiB memory and 7.4 seconds\n{VLLM}torch.compile took 30.6 s in total\n"
-
-SETTLED = f"{LOADED}{VLLM}Available KV cache memory: 20.0 GiB\n{VLLM}GPU KV cache size: 160,000 tokens\n"
-
-CAPTURE = (
-    "[2026-08-01 21:51:16] KV Cache is allocated. #tokens: 32997, K size: 0.76 GB, V size: 0.76 GB\n[2026-08-01 21:51:16] Capture "
-)
-
-LEAKED = "resource_tracker: There appear to be 1 leaked semaphore objects to clean up at shutdown\n"
-
-
 @pytest.mark.parametrize(
     ("read", "text", "where"),
     [
@@ -213,8 +210,6 @@ def test_an_excerpt_that_leaves_out_the_last_line_is_partial_and_says_so():
 
 
 # memory
-
-
 def start(claim, kv_gib, tokens, weights=None, length=0):
     loaded = (weights or holds(claim.question).weights_bytes) / GIB
     text = f"{VLLM}Model loading took {loaded:.4f} GiB memory and 7 seconds\n"
@@ -263,24 +258,11 @@ def test_the_cache_that_sglang_prints_has_no_states():
 
 
 # NCCL and its watchdog
-
-GAVE_UP = "[rank{r}]:[E] [Rank {r}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=15, OpType=ALLREDUCE, NumelIn=8, "
-
-GAVE_UP += "NumelOut=8, Timeout(ms)=600000) ran for 600060 milliseconds before timing out.\n"
-
-STOOD = "[rank{r}]:[E] [PG 1 Rank {r}] Exception (either an error or timeout) detected by watchdog at work: 15, "
-
-STOOD += "last enqueued NCCL work: 17, last completed NCCL work: 14.\n"
-
-
 def test_ranks_of_cut_lines_and_of_second_lines_waited_too_and_the_absent_one_is_named(told):
     lines = [GAVE_UP.format(r=0), STOOD.format(r=0), GAVE_UP.format(r=4), STOOD.format(r=3), GAVE_UP.format(r=2)[:-40]]
     audited = told("".join(lines))
     assert (audited.verdict, audited.culprit.rank) == (FAULT, 1)
     assert any("on ranks 0, 2, 3, 4 and was given up" in c.said for c in audited.sections[0].causes)
-
-
-WARNED = "n1:7:9 [3] misc/ibvwrap.cc:284 NCCL WARN Call to ibv_modify_qp failed with error Invalid argument\n"
 
 
 def test_a_warning_that_a_call_came_back_with_is_a_failure_and_one_alone_is_not(told):
@@ -312,10 +294,6 @@ def test_a_log_that_ends_in_the_line_of_a_start_is_partial(told):
 
 
 # tests of collectives, and maps of GPUs
-
-ROW = "   {n}   {m}   float   sum   -1   53.24   78.78  137.87   0   52.85   79.36  138.88   0\n"
-
-
 @settings(max_examples=15)
 @given(some.integers(1, 10))
 def test_a_row_that_is_cut_is_partial(kept):
@@ -387,9 +365,6 @@ def test_a_cut_table_is_partial_with_a_claim_too(tmp_path):
     path = tmp_path / "x.txt"
     path.write_text("============ Serving Benchmark Result ============\nSuccessful requests:   128\nMean TTFT (ms):   20.0\n")
     assert ": partial, " in headline(audit([path], claimed()))
-
-
-GEMM, RING = "void cutlass::gemm", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
 
 
 def run(exposed=0.002, idle=0.0012, algorithm="one-shot", wire=0.012, nccl="2.26", **others):

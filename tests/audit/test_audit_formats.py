@@ -19,8 +19,20 @@ from made_nccl import SIZES, TRUE, noisy, output, written
 from tables import tables
 
 DATA = tables(__file__)
-
 GIB = 2**30
+AGGREGATE = DATA["aggregate"]
+TABLE = DATA["table"]
+SUMMARY = DATA["summary"]
+OVERVIEW = DATA["overview"]
+DEBUG = "(Worker pid=9) DEBUG 03-01 10:00:00 [distributed/parallel_state.py:1563] world_size=4 rank=3 local_rank=3 "
+HEAD = "#       size         count      type   redop    root     time   algbw   busbw #wrong\n"
+ITERATION = (
+    " [2026-03-01 10:00:00] iteration        {n}/     100 | consumed samples:        10240 | "
+    "elapsed time per iteration (ms): 15800.5 | throughput per GPU (TFLOP/s/GPU): 490.5 | learning rate: 4.134000E-07 | "
+    "global batch size:  2048 | lm loss: 1.344240E+01 | loss scale: 1.0 | grad norm: 2.870 | "
+    "number of skipped iterations:   0 | number of nan iterations:   0 |"
+)
+PREFIXES = DATA["prefixes"]
 
 
 @pytest.fixture
@@ -38,10 +50,6 @@ def told(tmp_path):
 
 
 # results
-
-AGGREGATE = DATA["aggregate"]
-
-
 def test_a_summary_of_inferencex_is_read_in_seconds_and_for_all_gpus(told):
     (read,) = bench.parse(json.dumps(AGGREGATE))
     assert (read.tool, read.concurrency, read.tp, read.accepted) == ("inferencex", 32, 4, 1.0)
@@ -59,9 +67,6 @@ def test_tokens_of_a_step_are_what_a_chunk_holds_where_tokens_were_drafted():
     assert (apart.total_tokens_per_s, apart.output_tokens_per_s) == (7200.0, 1800.0)
 
 
-TABLE = DATA["table"]
-
-
 def test_a_table_of_genai_perf_needs_no_title(told):
     findings, _, _ = told(TABLE)
     assert isclose(findings["ttft_mean"].measured, 1.2505)
@@ -71,9 +76,6 @@ def test_a_table_of_genai_perf_needs_no_title(told):
 def test_a_table_whose_frame_does_not_end_is_partial(told):
     assert "partial, what it has shows nothing off" in told(TABLE)[2]
     assert "partial" not in told(TABLE + "└──────┴─────┴─────┘\n")[2]
-
-
-SUMMARY = DATA["summary"]
 
 
 @settings(max_examples=12, deadline=None)
@@ -93,9 +95,6 @@ def test_that_a_run_is_invalid_is_something_off(told):
     assert "something is off" in head
 
 
-OVERVIEW = DATA["overview"]
-
-
 def test_columns_of_an_overview_are_results_of_their_own():
     first, second = bench.parse_text(OVERVIEW)
     assert [(r.requests_per_s, r.output_tokens_per_s, r.tp, r.request_rate) for r in (first, second)] == [
@@ -106,11 +105,8 @@ def test_columns_of_an_overview_are_results_of_their_own():
     assert (single.requests_per_s, single.duration_s) == (1.5, pytest.approx(42.6667))
 
 
-SERVED = DATA["served"]
-
-
 def test_the_highest_percentile_the_gaps_and_the_peak_of_a_result_are_told(told):
-    findings, _, _ = told(SERVED)
+    findings, _, _ = told(DATA["served"])
     assert (findings["ttft_p95"].measured, findings["tpot_p95"].measured, findings["itl_mean"].measured) == (0.9, 0.05, 0.16)
     assert findings["peak concurrency"].measured == 37
     (read,) = bench.parse(json.dumps({"duration": 5.0, "completed": 9, "max_concurrent_requests": 7, "mean_ttft_ms": 3.0}))
@@ -118,8 +114,6 @@ def test_the_highest_percentile_the_gaps_and_the_peak_of_a_result_are_told(told)
 
 
 # serving lines
-
-
 def vllm_line(prompt, generated, running, waiting, share, engine=0):
     who = f"(APIServer pid=7) INFO 03-01 10:00:00 [loggers.py:257] Engine {engine:03d}: "
     rates = f"Avg prompt throughput: {prompt:.1f} tokens/s, Avg generation throughput: {generated:.1f} tokens/s, "
@@ -213,21 +207,14 @@ def test_a_scheduler_that_failed_is_told_where_its_error_is_cut_off(told):
 
 
 # starts
-
-DEBUG = "(Worker pid=9) DEBUG 03-01 10:00:00 [distributed/parallel_state.py:1563] world_size=4 rank=3 local_rank=3 "
-
-
 def test_debug_lines_of_vllm_are_its_log(told):
     findings, _, _ = told(DEBUG + "distributed_init_method=tcp://127.0.0.1:4 backend=nccl\n")
     assert findings["ranks in a world"].measured == 4
     assert not vllm_log.looks_like("/site/megatron/core/parallel_state.py:12: UserWarning: world size\n")
 
 
-USAGE = DATA["usage"]
-
-
 def test_the_account_of_memory_has_weights_graphs_and_the_ranks_names(told):
-    findings, _, _ = told(USAGE)
+    findings, _, _ = told(DATA["usage"])
     assert findings["weights"].measured == pytest.approx(27.25 * GIB)
     assert findings["memory of CUDA graphs, per rank"].measured == pytest.approx(3.5 * GIB)
     assert findings["tensor-parallel size"].measured == 4
@@ -299,10 +286,6 @@ def test_where_ranks_stood_when_the_watchdog_spoke_is_told(tmp_path):
 
 
 # tests of collectives
-
-HEAD = "#       size         count      type   redop    root     time   algbw   busbw #wrong\n"
-
-
 def device(rank, bus, host="host"):
     return f"#  Rank  {rank} Group  0 Pid 7 on {host} device  {rank} [0000:{bus}:00] NVIDIA H200 NVL\n"
 
@@ -340,15 +323,6 @@ def test_a_small_part_of_the_link_is_a_cause(told):
 
 
 # training
-
-ITERATION = (
-    " [2026-03-01 10:00:00] iteration        {n}/     100 | consumed samples:        10240 | "
-    "elapsed time per iteration (ms): 15800.5 | throughput per GPU (TFLOP/s/GPU): 490.5 | learning rate: 4.134000E-07 | "
-    "global batch size:  2048 | lm loss: 1.344240E+01 | loss scale: 1.0 | grad norm: 2.870 | "
-    "number of skipped iterations:   0 | number of nan iterations:   0 |"
-)
-
-
 @settings(max_examples=15, deadline=None)
 @given(st.integers(86, 200), st.booleans())
 def test_an_iteration_is_one_line_however_it_was_broken(width, bars):
@@ -371,9 +345,6 @@ def test_the_global_batch_is_told(told):
     steps = "\n".join(f"[Rank 0] step=1 global_step={n}, RunningAvgSamplesPerSec=10.5, CurrSamplesPerSec=10.5" for n in (1, 2))
     argued = "  train_batch_size ............................. 64\n"
     assert told(argued + steps)[0]["global batch, sequences"].measured == 64
-
-
-PREFIXES = DATA["prefixes"]
 
 
 @pytest.fixture(scope="module")

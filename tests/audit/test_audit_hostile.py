@@ -39,10 +39,86 @@ from paths import FIXTURES, SHARED
 from tables import tables
 
 ROW = "  1048576  262144  float  sum  -1  25.41  41.26  72.21  0  25.2  41.6  72.8  0\n"
-
 ENDS = st.sampled_from(
     ["a", "step 1", "\n", "\r\n", "\r", " ", "node-1: ", "[1,0]<stdout>:", "[rank1]: ", "x: y", "2024-01-01T00:00:00Z "]
 )
+DATA = tables(__file__)
+SIZE = 16_000
+UNITS = (
+    *DATA["units"],
+    *("model weights took 1,", ",", "LLM(", "torchrun ", "-m torch.distributed.", "a = b, ", "NV1", "1 1 float sum -1 ", "²"),
+    *("[1,0]<stdout>:", "[a,", "[0] ", "a-", "2024-11-04T12:00:00Z ", "[pod/", " 0: ", "[1,0][a"),
+)
+VALUES = (None, True, -1, 0, 1e999, float("nan"), 10**400, "", "x", "1e999", "9" * 400, [], [[]], {}, [None], {"a": []}, [[1, "x"]])
+RESULT = {
+    "duration": 10.0,
+    "completed": 10,
+    "total_input_tokens": 100,
+    "total_output_tokens": 100,
+    "mean_ttft_ms": 5.0,
+    "itls": [[0.1]],
+    "ttfts": [0.1],
+    "latencies": [0.1],
+    "max_concurrency": 4,
+    "request_rate": "inf",
+    "tensor_parallel_size": 1,
+}
+OTHERS = (
+    {"avg_latency": 1.0, "latencies": [1.0], "percentiles": {"50": 1.0}},
+    {"elapsed_time": 1.0, "tokens_per_second": 5.0, "num_requests": 3},
+    {
+        "time_to_first_token": {"avg": 1.0, "unit": "ms"},
+        "request_count": {"avg": 3},
+        "input_config": {"loadgen": {"concurrency": 1}},
+    },
+)
+EVENTS = [
+    {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 1, "dur": 50, "tid": 1},
+    {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 2, "dur": 1, "tid": 1, "args": {"correlation": 7}},
+    {
+        "ph": "X",
+        "cat": "cpu_op",
+        "name": "nccl:all_reduce",
+        "ts": 1.5,
+        "dur": 3,
+        "tid": 1,
+        "args": {"Input Dims": [[4]], "Input type": ["float"]},
+    },
+    {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce", "ts": 5, "dur": 9, "args": DATA["kernel"]},
+]
+TRACE = {
+    "traceEvents": EVENTS,
+    "distributedInfo": {"rank": 0, "world_size": 2, "pg_config": [{"pg_size": 2}]},
+    "baseTimeNanoseconds": 0,
+}
+FEW = (None, -1, 1e999, "x", [], {}, 10**400)
+PROFILE = {
+    "commtax_profile": 1,
+    "name": "x",
+    "chip": {"key": "h100-sxm", "memory_Bps": 1e12, "flops_per_s": {"bf16": 1e14}, "memory_bytes": 8e10, "num_sms": 132},
+    "kernels": {"tables": {"small": {"t0": 1e-6, "eb": 0.5}}},
+    "libraries": [{"name": "nccl", "paths": [{"op": "all-reduce", "algorithm": "ring", "bandwidth_Bps": 1e11}]}],
+    "network": {"efficiency": 0.9, "hops": 3},
+    "links": {"intra": "nvlink4", "inter": "ib-ndr"},
+    "host_s": 1e-3,
+    "engine": "vllm",
+    "dtype": "bf16",
+    "sources": {"a": "b"},
+}
+GEMMS = [{"kind": "gemm", "m": 2**i, "n": 4096, "k": 4096, "dtype": "bf16", "median_s": 1e-4 * 2**i} for i in range(8)]
+ATTENTION = {"batch": 1, "heads": 32, "kv_heads": 8, "head_dim": 128, "length": 100, "dtype": "bf16", "median_s": 1e-5}
+MEASURED = [
+    {"kind": "decode", **ATTENTION},
+    {"op": "all-reduce", "ranks": 2, "size_bytes": 1024, "time_us": 10.0, "impl": "nccl", "wrong": 0},
+    GEMMS[0],
+]
+LARGE = 800_000  # bytes: reading such a trace takes longer than all that is asked of it
+SMALL = (p for p in (SHARED / "traces").glob("*.json.gz") if p.stat().st_size < LARGE)
+TRACES = [*sorted(SMALL), *sorted(FIXTURES.glob("*.trace.json.gz"))]
+OWN = ("ProfilerStep#", "execute_context_", "cudaLaunchKernel", "cudaGraphLaunch", "Optimizer.step#", "gloo:")
+"""What a profiler and an engine call things in every trace."""
+CATEGORIES = {"X", "kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "nccl", "user_annotation", "cpu_op", "Byte"}
+SECRET = st.text("QXZJ", min_size=9, max_size=14)
 
 
 def said(tmp_path, raw, name="given"):
@@ -183,16 +259,6 @@ def test_what_was_found_is_one_line(text):
     assert len(formats.beginning(text.encode("utf-8", "replace")).splitlines()) == 1
 
 
-DATA = tables(__file__)
-
-SIZE = 16_000
-
-UNITS = (
-    *DATA["units"],
-    *("model weights took 1,", ",", "LLM(", "torchrun ", "-m torch.distributed.", "a = b, ", "NV1", "1 1 float sum -1 ", "²"),
-    *("[1,0]<stdout>:", "[a,", "[0] ", "a-", "2024-11-04T12:00:00Z ", "[pod/", " 0: ", "[1,0][a"),
-)
-
 READERS = {
     "nccl-tests": collective_tests.parse_all,
     "prefixes": prefixes.strip_prefixes,
@@ -248,56 +314,6 @@ def test_a_period_is_found_in_one_pass():
         assert trace.period(letters) == next(plain, 0)
 
 
-VALUES = (None, True, -1, 0, 1e999, float("nan"), 10**400, "", "x", "1e999", "9" * 400, [], [[]], {}, [None], {"a": []}, [[1, "x"]])
-
-RESULT = {
-    "duration": 10.0,
-    "completed": 10,
-    "total_input_tokens": 100,
-    "total_output_tokens": 100,
-    "mean_ttft_ms": 5.0,
-    "itls": [[0.1]],
-    "ttfts": [0.1],
-    "latencies": [0.1],
-    "max_concurrency": 4,
-    "request_rate": "inf",
-    "tensor_parallel_size": 1,
-}
-
-OTHERS = (
-    {"avg_latency": 1.0, "latencies": [1.0], "percentiles": {"50": 1.0}},
-    {"elapsed_time": 1.0, "tokens_per_second": 5.0, "num_requests": 3},
-    {
-        "time_to_first_token": {"avg": 1.0, "unit": "ms"},
-        "request_count": {"avg": 3},
-        "input_config": {"loadgen": {"concurrency": 1}},
-    },
-)
-
-KERNEL = DATA["kernel"]
-
-EVENTS = [
-    {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 1, "dur": 50, "tid": 1},
-    {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 2, "dur": 1, "tid": 1, "args": {"correlation": 7}},
-    {
-        "ph": "X",
-        "cat": "cpu_op",
-        "name": "nccl:all_reduce",
-        "ts": 1.5,
-        "dur": 3,
-        "tid": 1,
-        "args": {"Input Dims": [[4]], "Input type": ["float"]},
-    },
-    {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce", "ts": 5, "dur": 9, "args": KERNEL},
-]
-
-TRACE = {
-    "traceEvents": EVENTS,
-    "distributedInfo": {"rank": 0, "world_size": 2, "pg_config": [{"pg_size": 2}]},
-    "baseTimeNanoseconds": 0,
-}
-
-
 def changed(thing, values=VALUES):
     """Every document that differs in one place by one odd value."""
     places = list(thing.items() if isinstance(thing, dict) else enumerate(thing))
@@ -321,33 +337,6 @@ def _trace(text):
 def test_a_trace_with_any_odd_field():
     for odd in changed(TRACE):
         assert complaint(_trace, json.dumps(odd)).startswith("trace 'x':"), odd
-
-
-FEW = (None, -1, 1e999, "x", [], {}, 10**400)
-
-PROFILE = {
-    "commtax_profile": 1,
-    "name": "x",
-    "chip": {"key": "h100-sxm", "memory_Bps": 1e12, "flops_per_s": {"bf16": 1e14}, "memory_bytes": 8e10, "num_sms": 132},
-    "kernels": {"tables": {"small": {"t0": 1e-6, "eb": 0.5}}},
-    "libraries": [{"name": "nccl", "paths": [{"op": "all-reduce", "algorithm": "ring", "bandwidth_Bps": 1e11}]}],
-    "network": {"efficiency": 0.9, "hops": 3},
-    "links": {"intra": "nvlink4", "inter": "ib-ndr"},
-    "host_s": 1e-3,
-    "engine": "vllm",
-    "dtype": "bf16",
-    "sources": {"a": "b"},
-}
-
-GEMMS = [{"kind": "gemm", "m": 2**i, "n": 4096, "k": 4096, "dtype": "bf16", "median_s": 1e-4 * 2**i} for i in range(8)]
-
-ATTENTION = {"batch": 1, "heads": 32, "kv_heads": 8, "head_dim": 128, "length": 100, "dtype": "bf16", "median_s": 1e-5}
-
-MEASURED = [
-    {"kind": "decode", **ATTENTION},
-    {"op": "all-reduce", "ranks": 2, "size_bytes": 1024, "time_us": 10.0, "impl": "nccl", "wrong": 0},
-    GEMMS[0],
-]
 
 
 def civil(*words):
@@ -377,22 +366,6 @@ def test_a_checkpoint_with_any_odd_field(tmp_path, model):
     for odd in changed({k: v for k, v in config(model).items() if k != "layer_types"}, FEW):
         (tmp_path / "config.json").write_text(json.dumps(odd))
         civil("fit", tmp_path, "-c", "8xh100-sxm", "-tp", "2")
-
-
-LARGE = 800_000  # bytes: reading such a trace takes longer than all that is asked of it
-
-SMALL = (p for p in (SHARED / "traces").glob("*.json.gz") if p.stat().st_size < LARGE)
-
-TRACES = [*sorted(SMALL), *sorted(FIXTURES.glob("*.trace.json.gz"))]
-
-OPS = DATA["ops"]
-
-OWN = ("ProfilerStep#", "execute_context_", "cudaLaunchKernel", "cudaGraphLaunch", "Optimizer.step#", "gloo:")
-
-"""What a profiler and an engine call things in every trace."""
-
-
-CATEGORIES = {"X", "kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "nccl", "user_annotation", "cpu_op", "Byte"}
 
 
 def read_again(made):
@@ -447,7 +420,7 @@ def test_a_real_trace_is_the_same_run_without_its_words(path):
     (made,) = anonymous([before])
     assert_same(before, read_again(made))
     words = set(re.findall(r'"((?:[^"\\\\]|\\\\.)*)"', gzip.decompress(path.read_bytes()).decode(errors="replace")))
-    kept = {t for t in texts(made) if not t.startswith(OWN)} - CATEGORIES - set(OPS)
+    kept = {t for t in texts(made) if not t.startswith(OWN)} - CATEGORIES - set(DATA["ops"])
     assert not {t for t in kept & words if not re.fullmatch(r"\d*|\[[\d, ]*\]", t)}
 
 
@@ -481,9 +454,6 @@ def test_the_same_verdict_on_a_job_with_a_late_rank(tmp_path):
     assert (counted[0], [d["verdict"] for d in told]) == (counted[1], [told[0]["verdict"]] * 2)
     blamed = [d["culprit"] and (d["culprit"]["kind"], d["culprit"]["rank"]) for d in told]
     assert blamed[0] == blamed[1]
-
-
-SECRET = st.text("QXZJ", min_size=9, max_size=14)
 
 
 @st.composite

@@ -55,11 +55,32 @@ from made_traces import decode_graphs, document, event, kernel, launch, write
 from paths import FIXTURES
 
 TINY = str(FIXTURES / "tiny-llama")
-
 CAUSES = (
     Cause("launch", "the device waits for the host between kernels", 0.0012, 0.1, "capture CUDA graphs", "up to 1.2 ms"),
     Cause("sockets", "all-reduces run over sockets", 0.0022, 0.18, "set NCCL_IB_HCA", "about 1.6 ms a step"),
 )
+INTERVALS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 10_000), st.integers(0, 50), st.integers(0, 2)), max_size=80)
+DEVICE = {"totalGlobalMem": 85_017_493_504, "numSms": 132, "name": "NVIDIA H100 80GB HBM3"}
+TINY_MODEL = FIXTURES / "tiny-llama"
+CPU = FIXTURES / "vllm-cpu-tp1.serve.json"
+NAMES = [
+    ("ibm-granite/granite-3.1-8b-instruct", "llama-3.1-8b", True),
+    ("Qwen/Qwen2.5-7B-Instruct", "llama-3.1-8b", True),
+    ("Qwen/Qwen3-4B-Base", "qwen3-8b", True),
+    ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "deepseek-r1", True),
+    ("/data/Meta-Llama-3-70B", "llama-3.1-8b", True),
+    ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b", False),
+    ("/root/.cache/huggingface/hub/models--meta-llama--Llama-3.1-8B/snapshots/0e9e39f", "llama-3.1-8b", False),
+    ("RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic", "llama-3.1-8b", False),
+    ("meta-llama/Llama-3.3-70B-Instruct", "llama-3.1-70b", False),  # of the same shape
+    ("deepseek-ai/DeepSeek-R1-0528", "deepseek-v3", False),
+    ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "llama-4-scout", False),  # names count the active ones
+    ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b", False),
+    *(
+        (name, "llama-3.1-8b", False)
+        for name in ("model", "/mnt/weights/snapshot/abc", "gpt-4", "default", "llama", "/ckpt/step-1000")
+    ),
+]
 
 
 def screen(audited, width=100):
@@ -212,9 +233,6 @@ def test_the_predicted_step_is_the_one_that_was_measured():
     assert (priced.phase, int(priced.batch), int(priced.context)) == ("decode", 3, 77)
 
 
-INTERVALS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 10_000), st.integers(0, 50), st.integers(0, 2)), max_size=80)
-
-
 @given(INTERVALS, st.integers(9, 40))
 def test_a_thinned_picture_covers_what_it_stands_for(rows, most):
     given_rows = sorted((*r, f"k{i}") for i, r in enumerate(rows))
@@ -281,9 +299,6 @@ def test_options_without_a_model_are_refused_not_ignored(tmp_path):
     assert run_here("audit", trace).returncode == 0
 
 
-DEVICE = {"totalGlobalMem": 85_017_493_504, "numSms": 132, "name": "NVIDIA H100 80GB HBM3"}
-
-
 def test_the_machine_is_taken_from_the_trace(tmp_path):
     listed = [{"id": i, **DEVICE} for i in range(2)]
     trace = write(tmp_path / "rank0.json", decode_graphs(65, 1) | {"deviceProperties": listed})
@@ -322,11 +337,6 @@ def test_verdict_with_a_claim():
         screen(held)[0] == "llama-3.1-8b on 2xh100-sxm, TP 2: the run agrees with the prediction (1 agree, 0 disagree, 0 unknown)"
     )
     assert typical_of_ranks(held.sections[0]).total_s == pytest.approx(0.01125)
-
-
-TINY_MODEL = FIXTURES / "tiny-llama"
-
-CPU = FIXTURES / "vllm-cpu-tp1.serve.json"
 
 
 @cache
@@ -397,26 +407,6 @@ def test_what_the_file_lacks_is_the_flag_to_give():
     lone = BenchmarkRun("vllm", "serve", stats={"tpot": {"mean": 0.008}}, concurrency=4)
     assert judged(lone).verdict == UNKNOWN
     assert all(flag in missing_sentence(judged(lone)) for flag in ("--input-len", "--output-len"))
-
-
-NAMES = [
-    ("ibm-granite/granite-3.1-8b-instruct", "llama-3.1-8b", True),
-    ("Qwen/Qwen2.5-7B-Instruct", "llama-3.1-8b", True),
-    ("Qwen/Qwen3-4B-Base", "qwen3-8b", True),
-    ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "deepseek-r1", True),
-    ("/data/Meta-Llama-3-70B", "llama-3.1-8b", True),
-    ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b", False),
-    ("/root/.cache/huggingface/hub/models--meta-llama--Llama-3.1-8B/snapshots/0e9e39f", "llama-3.1-8b", False),
-    ("RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic", "llama-3.1-8b", False),
-    ("meta-llama/Llama-3.3-70B-Instruct", "llama-3.1-70b", False),  # of the same shape
-    ("deepseek-ai/DeepSeek-R1-0528", "deepseek-v3", False),
-    ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "llama-4-scout", False),  # names count the active ones
-    ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b", False),
-    *(
-        (name, "llama-3.1-8b", False)
-        for name in ("model", "/mnt/weights/snapshot/abc", "gpt-4", "default", "llama", "/ckpt/step-1000")
-    ),
-]
 
 
 @each(("name", "claim", "other"), NAMES)

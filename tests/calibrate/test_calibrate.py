@@ -31,10 +31,16 @@ from paths import BENCHMARKS, SHARED
 from tables import tables
 
 DATA = tables(__file__)
-
 COLLECTIVES = SHARED / "collectives.csv"
-
 H200 = BENCHMARKS / "h200"
+PLACE = "4x8xh100-sxm"
+NOISE = 0.02
+SLOW = settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FABRICS = st.fixed_dictionaries(
+    {"efficiency": st.floats(0.3, 1.0), "hops": st.floats(0.8, 12.0), "pipelining": st.floats(0.4, 2.5)}
+)
+SWEEPS = st.lists(st.integers(6, 33), min_size=1, max_size=10, unique=True).map(lambda powers: sorted(2**x for x in powers))
+CURVE = asdict(NetworkCurve("all-reduce", (16,), (1024.0, 4096.0), ((1.0, 2.0),), ((0.1, 0.1),)))
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -439,19 +445,6 @@ def test_benchmarks_that_asked_the_same_are_priced_once(tmp_path, monkeypatch):
     assert len(calls) < 10
 
 
-PLACE = "4x8xh100-sxm"
-
-NOISE = 0.02
-
-SLOW = settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-FABRICS = st.fixed_dictionaries(
-    {"efficiency": st.floats(0.3, 1.0), "hops": st.floats(0.8, 12.0), "pipelining": st.floats(0.4, 2.5)}
-)
-
-SWEEPS = st.lists(st.integers(6, 33), min_size=1, max_size=10, unique=True).map(lambda powers: sorted(2**x for x in powers))
-
-
 def timed(fabric, sizes, ranks=16, seed=0, noise=NOISE):
     """Rows of nccl-tests on a made fabric: (size, µs out of place, µs in place, wrong)."""
     rng = np.random.default_rng(seed)
@@ -539,7 +532,6 @@ def test_a_row_that_beats_nvlink_is_refused_by_name(tmp_path):
 
 
 TEXT = output("all_reduce", 16, timed({"efficiency": 0.7, "hops": 4.0, "pipelining": 1.0}, [2**x for x in range(10, 31, 2)]))
-
 DAMAGES = st.one_of(
     st.integers(0, len(TEXT)).map(lambda at: TEXT[:at]),
     st.integers(0, len(TEXT)).map(lambda at: TEXT[at:]),
@@ -600,9 +592,6 @@ def test_a_curve_is_read_between_its_knots_and_kept_beyond_them():
         assert over(nbytes, ranks) == pytest.approx(factor), (nbytes, ranks)
     gathered = [commtax.expect("all-gather", place, nbytes=2048.0, ranks=16, profile=one).seconds for one in (own, usual)]
     assert gathered[0] == gathered[1]
-
-
-CURVE = asdict(NetworkCurve("all-reduce", (16,), (1024.0, 4096.0), ((1.0, 2.0),), ((0.1, 0.1),)))
 
 
 @pytest.mark.parametrize(("change", "says"), DATA["a_curve_that_cannot_be_is_refused_by_key"])

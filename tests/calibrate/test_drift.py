@@ -26,12 +26,10 @@ from commtax.verbs.settling import ask, resolve_question
 from measured import CLUSTER, LOADS, MODEL, measured, profile
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
 OWN = profile(measured(scatter=0.01))
-
 KERNELS = dict.fromkeys(("pace_products", "pace_decoding", "pace_prompting", "pace_small"), 1.25)
-
 HOST, LINK = ("host_s", "host_s_per_seq", "prompt_s", "request_s"), ("pace_latency", "pace_wire")
+LOAD = ("concurrency", "input_len", "output_len")
 
 
 @pytest.mark.parametrize(
@@ -205,9 +203,6 @@ def test_an_engine_without_a_version_is_the_one_that_the_profile_knows():
     own = load_profile((EXAMPLES / "my-box.toml",))
     made = [ask("qwen3-32b", "8xh100-sxm", tp=4, engine=name, profile=own).engine for name in ("vllm", None, "vllm@0.31")]
     assert [engine.version for engine in made] == ["0.12", "0.12", "0.31"]
-
-
-LOAD = ("concurrency", "input_len", "output_len")
 
 
 def asked(clients=64, prompt=8192, output=1024, **more):

@@ -20,11 +20,8 @@ from commtax.verbs.closed_loop import imagined
 from commtax.verbs.profiles import Foresight
 
 CLUSTER = catalog.cluster("8xh100-sxm")
-
 MODEL = "llama-3.1-8b"
-
 OPTIONS = {"engine": "vllm@0.18", "tp": 2, "input_len": 1024, "output_len": 256, "spread": 0.0}
-
 BLANK = Profile("box")
 
 

@@ -37,13 +37,9 @@ from profiled import trace_of
 from tables import tables
 
 DATA = tables(__file__)
-
 REAL = {real["name"]: real["text"] for real in json.loads((FIXTURES / "audit" / "benches.json").read_text())}
-
 NO_LOAD = StatedLoad()
-
 TINY = str(FIXTURES / "tiny-llama")
-
 SERVE = {
     "model_id": "meta-llama/Llama-3.1-8B-Instruct",
     "request_rate": "inf",
@@ -59,6 +55,47 @@ SERVE = {
     "mean_tpot_ms": 9.0,
     "median_tpot_ms": 8.8,
 }
+INFERENCEX = DATA["inferencex"]
+FORMATS = {
+    "vllm bench serve": (SERVE, {}, ("vllm", 16, 1024, 128, 160), {"tpot": 0.009, "ttft": 0.08}),
+    "sglang.bench_serving": (
+        *(REAL["sglang-serving-jsonl"], {"model": "llama-3.1-8b"}),
+        *(("sglang", 32, 4000, 1000, 300), {"tpot": 0.0496295, "ttft": 15.50769}),
+    ),
+    "bench_one_batch": (REAL["sglang-one-batch-printed"], {"model": "llama-3.1-8b"}, ("sglang", 1, 60, 10, 1), {"e2e": 0.062}),
+    "trtllm-bench": (DATA["trtllm"], {}, ("trtllm@1.1.0rc1", 64, 1024, 128, 640), {"tpot": 0.0105, "ttft": 0.21}),
+    "GuideLLM": (REAL["guidellm"], {}, ("vllm", 1, 93, 1024, 25), {"tpot": 0.02990631, "ttft": 0.04884365}),
+    "AIPerf": (
+        *(REAL["aiperf-json"].replace("qwen3.6-nvfp4", "qwen3-8b"), {}),
+        *(("vllm", 16, 3761, 544, 96), {"tpot": 0.01184734, "ttft": 0.23013715}),
+    ),
+    "AIPerf's table": (
+        *(REAL["aiperf-csv"], {"model": "qwen3-8b", "load": StatedLoad(concurrency=16)}),
+        *(("vllm", 16, 3761, 544, 96), {"tpot": 0.01185, "ttft": 0.23014}),
+    ),
+    "vllm bench latency": (
+        *(
+            {"avg_latency": 0.9, "latencies": [0.9]},
+            {"model": "llama-3.1-8b", "load": StatedLoad(input_len=32, output_len=128, batch=8)},
+        ),
+        *(("vllm", 8, 32, 128, 8), {"e2e": 0.9}),
+    ),
+}
+CHANGES = some.lists(
+    some.tuples(
+        some.integers(0, 10_000), some.integers(0, 4), some.sampled_from(["9", "-", '"', "\n", "{", "NaN", "1e400", "%", "é"])
+    ),
+    min_size=1,
+    max_size=6,
+)
+CLUSTER = "8xh100-sxm"
+MODEL = "llama-3.1-8b"
+ENGINE = "vllm@0.18"
+STEP = "execute_context_0(0)_generation_64(64)"
+PUBLIC = SHARED / "traces"
+LAUNCH = "vllm serve meta-llama/Llama-3.1-8B-Instruct"
+H200_STEP_S = 11.625e-3
+"""Decode of 64 sequences of 2,048 tokens, Llama 3.1 8B's shapes in plain torch in a CUDA graph on an H200: without the profiler."""
 
 
 def found(*paths, cluster="8xh100-sxm", launch="", load=NO_LOAD, **options):
@@ -84,37 +121,6 @@ def file(folder, name, content):
 
 def asked(run, *names):
     return tuple(run.options.get(name) for name in names)
-
-
-TRTLLM = DATA["trtllm"]
-
-INFERENCEX = DATA["inferencex"]
-
-FORMATS = {
-    "vllm bench serve": (SERVE, {}, ("vllm", 16, 1024, 128, 160), {"tpot": 0.009, "ttft": 0.08}),
-    "sglang.bench_serving": (
-        *(REAL["sglang-serving-jsonl"], {"model": "llama-3.1-8b"}),
-        *(("sglang", 32, 4000, 1000, 300), {"tpot": 0.0496295, "ttft": 15.50769}),
-    ),
-    "bench_one_batch": (REAL["sglang-one-batch-printed"], {"model": "llama-3.1-8b"}, ("sglang", 1, 60, 10, 1), {"e2e": 0.062}),
-    "trtllm-bench": (TRTLLM, {}, ("trtllm@1.1.0rc1", 64, 1024, 128, 640), {"tpot": 0.0105, "ttft": 0.21}),
-    "GuideLLM": (REAL["guidellm"], {}, ("vllm", 1, 93, 1024, 25), {"tpot": 0.02990631, "ttft": 0.04884365}),
-    "AIPerf": (
-        *(REAL["aiperf-json"].replace("qwen3.6-nvfp4", "qwen3-8b"), {}),
-        *(("vllm", 16, 3761, 544, 96), {"tpot": 0.01184734, "ttft": 0.23013715}),
-    ),
-    "AIPerf's table": (
-        *(REAL["aiperf-csv"], {"model": "qwen3-8b", "load": StatedLoad(concurrency=16)}),
-        *(("vllm", 16, 3761, 544, 96), {"tpot": 0.01185, "ttft": 0.23014}),
-    ),
-    "vllm bench latency": (
-        *(
-            {"avg_latency": 0.9, "latencies": [0.9]},
-            {"model": "llama-3.1-8b", "load": StatedLoad(input_len=32, output_len=128, batch=8)},
-        ),
-        *(("vllm", 8, 32, 128, 8), {"e2e": 0.9}),
-    ),
-}
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -348,15 +354,6 @@ def test_foreign_files_of_a_folder_are_left_out_and_said(tmp_path):
     assert any("config.json" in note and "plot.png" in note for note in rows.notes)
 
 
-CHANGES = some.lists(
-    some.tuples(
-        some.integers(0, 10_000), some.integers(0, 4), some.sampled_from(["9", "-", '"', "\n", "{", "NaN", "1e400", "%", "é"])
-    ),
-    min_size=1,
-    max_size=6,
-)
-
-
 @given(name=some.sampled_from(sorted(REAL)), changes=CHANGES)
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_a_damaged_result_is_read_or_refused(tmp_path, name, changes):
@@ -376,19 +373,6 @@ def test_the_order_of_files_does_not_matter(tmp_path, order, clients):
     plain, turned = (found(*(paths[i] for i in way)).runs for way in (range(4), order))
     assert sorted(plain, key=lambda run: run.label) == sorted(turned, key=lambda run: run.label)
     assert [run.options["concurrency"] for run in plain] == clients
-
-
-CLUSTER = "8xh100-sxm"
-
-MODEL = "llama-3.1-8b"
-
-ENGINE = "vllm@0.18"
-
-STEP = "execute_context_0(0)_generation_64(64)"
-
-PUBLIC = SHARED / "traces"
-
-LAUNCH = "vllm serve meta-llama/Llama-3.1-8B-Instruct"
 
 
 def billed(batch=64, context=2048, tp=1, **moved):
@@ -552,11 +536,6 @@ def test_a_folder_may_hold_documents_that_only_look_like_traces(tmp_path):
     assert any("manifest.json" in note and "notes.sqlite" in note for note in found.notes)
     (tmp_path / "cut.json").write_text(json.dumps(trace_of(billed(), STEP))[:200_000])
     assert any("not whole" in why for why in calibrate([tmp_path], CLUSTER, model=MODEL, input_len=2048).refused)
-
-
-H200_STEP_S = 11.625e-3
-
-"""Decode of 64 sequences of 2,048 tokens, Llama 3.1 8B's shapes in plain torch in a CUDA graph on an H200: without the profiler."""
 
 
 def test_a_step_that_ran_on_an_h200():

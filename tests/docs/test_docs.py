@@ -26,6 +26,13 @@ import printed
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = sorted(m.name for m in pkgutil.walk_packages(commtax.__path__, "commtax.") if m.name != "commtax.__main__")
+FIGURE = re.compile(r"(?<![\w.])\d[\d,.]*\d? ?(?:%|[mµn]s|[KMG]i?B(?:/s)?|tokens/s)(?![\w/])")
+MAPS = [
+    "docs/orientation.md",
+    "docs/design.md",
+    "CONTRIBUTING.md",
+    *(f"docs/{page.name}" for page in (ROOT / "docs").glob("inside-*.md")),
+]
 
 
 def blocks(language):
@@ -106,9 +113,6 @@ def test_the_readme_is_a_screen_and_a_half():
         assert 3 <= len(shown) <= printed.SHOWN + 1
 
 
-FIGURE = re.compile(r"(?<![\w.])\d[\d,.]*\d? ?(?:%|[mµn]s|[KMG]i?B(?:/s)?|tokens/s)(?![\w/])")
-
-
 @pytest.mark.parametrize("name", ["quickstart.md", "tutorial.md"])
 def test_figures_in_prose_were_printed_or_asked_for(name):
     """What a sentence says of a time, a size or a share stands in a block of the same page; ranges hold 80%."""
@@ -138,14 +142,6 @@ def test_the_project_speaks_of_itself_alone():
     path = re.compile(r"/(?:work|farm|root|tmp)/[a-z]")
     texts = [ROOT / f for f in files if (ROOT / f).is_file() and Path(f).suffix in (".py", ".md", ".toml", ".json", "")]
     assert not [t.name for t in texts if path.search(t.read_text(errors="replace"))]
-
-
-MAPS = [
-    "docs/orientation.md",
-    "docs/design.md",
-    "CONTRIBUTING.md",
-    *(f"docs/{page.name}" for page in (ROOT / "docs").glob("inside-*.md")),
-]
 
 
 @pytest.mark.parametrize("page", MAPS)

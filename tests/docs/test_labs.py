@@ -14,6 +14,7 @@ from each import each
 from paths import ROOT
 
 LABS = ROOT / "labs"
+FOLDERS = ("lab-01-tp-sharding-math", "lab-02-two-way-tp", "lab-03-tp-comm-cost", "lab-04-pipeline-bubble")
 
 
 def load(path):
@@ -53,7 +54,6 @@ def changed(folder, **functions):
     return SimpleNamespace(**{**{n: getattr(solution, n) for n in dir(solution) if not n.startswith("__")}, **functions})
 
 
-FOLDERS = ("lab-01-tp-sharding-math", "lab-02-two-way-tp", "lab-03-tp-comm-cost", "lab-04-pipeline-bubble")
 S1, S2, S3, S4 = (load(LABS / f / "solution.py") for f in FOLDERS)
 
 

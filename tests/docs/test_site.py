@@ -27,10 +27,15 @@ from paths import DOCUMENTS, FIXTURES, ROOT
 from tables import tables
 
 DATA = tables(__file__)
-
 DOCS = ROOT / "docs"
-
 DRAWINGS = ("ring", "decode", "prefill", "memory", "bubble", "experts")
+OTHERS = DATA["others"]
+"""Commands that the schemas were not made from."""
+CASES = json.loads((FIXTURES / "reference_cases.json").read_text())
+FUNCTIONS = sorted({c["function"] for c in CASES})
+BY_KEY = {c.key: c for c in claims()}
+NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
+NEEDED = {"to_frame": "pandas", "frame[": "pandas"}
 
 
 @cache
@@ -128,11 +133,6 @@ def test_the_reference_has_every_public_name():
     assert "tensor_parallel_allreduce_cost(" in page
 
 
-OTHERS = DATA["others"]
-
-"""Commands that the schemas were not made from."""
-
-
 @each(("name", "command"), sorted(OTHERS.items()))
 def test_documents_of_other_questions_satisfy_the_schema(name, command):
     schema = tool("json_reference").schema(name)
@@ -170,9 +170,6 @@ def arithmetic():
 
 def test_the_arithmetic_of_concepts_is_that_of_commtax():
     assert [said for page, said in arithmetic() if said not in (DOCS / "concepts" / f"{page}.md").read_text(encoding="utf-8")] == []
-
-
-CASES = json.loads((FIXTURES / "reference_cases.json").read_text())
 
 
 def agrees(found, expected, tolerance):
@@ -225,9 +222,6 @@ def test_at_the_crossover_latency_equals_bandwidth(ranks, bandwidth, latency):
 
 def valid_inputs(name):
     return next(dict(c["inputs"]) for c in CASES if c["function"] == name)
-
-
-FUNCTIONS = sorted({c["function"] for c in CASES})
 
 
 @each("name", FUNCTIONS)
@@ -309,9 +303,6 @@ def test_signatures_are_the_contract():
     assert tuple(keyword_only) == DATA["signatures_are_the_contract"]
 
 
-BY_KEY = {c.key: c for c in claims()}
-
-
 @each(("key", "figures"), DATA["figures"])
 def test_figures(key, figures):
     text = f"{BY_KEY[key].says} {BY_KEY[key].arithmetic}"
@@ -338,11 +329,6 @@ def test_aliases_lead_to_options_that_exist():
 
     known = {o for command in commands([]).commands.values() for p in command.params for o in p.opts}
     assert set(ALIASES.values()) <= known
-
-
-NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
-
-NEEDED = {"to_frame": "pandas", "frame[": "pandas"}
 
 
 @pytest.fixture

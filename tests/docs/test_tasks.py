@@ -17,14 +17,11 @@ sys.path.append(str(DOCUMENTS))
 import printed
 
 PAGE = (ROOT / "docs" / "tasks.md").read_text()
-
 SECTION = re.compile(r"^### (\d+)\. (.+?)\n(.*?)(?=^##|\Z)", re.M | re.S)
-
 TASKS = {title: body for _, title, body in SECTION.findall(PAGE)}
-
 H100_FLOPS, H100_BYTES, H200_BYTES, L40S_BYTES = 989e12, 3.35e12, 4.8e12, 864e9
-
 GiB = 2**30
+LENGTHS = {"input_len": 512, "output_len": 128}
 
 
 def command_of(body):
@@ -369,9 +366,6 @@ def test_every_task_has_a_question_an_answer_and_a_way_to_read_it():
     for title, body in TASKS.items():
         asked, shown, read = re.fullmatch(r"\n(.+?)\n\n```console\n(.+?)\n```\n\n(.+?)\s*", body, re.S).groups()
         assert all([asked, read, shown.startswith("$ commtax "), len(shown.splitlines()) > 2]), title
-
-
-LENGTHS = {"input_len": 512, "output_len": 128}
 
 
 def test_one_big_group_across_hosts_loses_to_two_replicas():

@@ -31,16 +31,46 @@ from paths import SHARED
 from tables import tables
 
 DATA = tables(__file__)
-
-RUN = DATA["run"]
-
 APART = DATA["apart"]
-
 STEP = DATA["step"]
+ROW = dict(
+    zip(
+        ("source", "model", "seq", "gpus", "gpu_type", "precision", "step_time_s", "note"),
+        ("Megatron-Bridge docs 26.02 NeMo Container", "LLAMA3_70B", "8192", "64", "GB200", "MXFP8", "9.07", "FSDP=0"),
+        strict=True,
+    )
+)
+ROW |= {"tp": "2", "pp": "4", "dp": "8", "cp": "1", "interleave": "5", "microbatch": "1", "global_batch": "256"}
+GPUS = {"GB300": "gb300", "H100-SXM": "h100-sxm", "A100-80GB-SXM": "a100-80-sxm", "B200": "b200-sxm"}
+BLACKWELL = st.sampled_from(["8xb200-sxm", "2x4xgb200", "2x4xgb300", "8xb300-sxm"])
+OPEN_LOOP = SHARED / "open_loop"
+here = pytest.mark.skipif(not OPEN_LOOP.is_dir(), reason="the shared table of open-loop runs is not here")
+VLLM = DATA["vllm"]
+MLPERF = {
+    **VLLM,
+    "id": "mlperf-v5.1-lab",
+    "source_group": "mlperf-v5.1",
+    "gpus": "8",
+    "model": "meta-llama/Llama-2-70b-chat-hf",
+    "weights_dtype": "fp8",
+    "engine": "tensorrt-llm",
+    "engine_version": "TensorRT 10.11",
+    "tp": "2",
+    "dp": "4",
+    "kv_free_mem_frac": "0.9",
+    "max_in_flight": "",
+    "request_rate_rps": "40",
+    "num_requests": "200000",
+    "slo_ttft_ms": "2000",
+    "slo_tpot_ms": "200",
+    "input_dist": "mlperf_lengths/llama2-70b",
+    "output_dist": "mlperf_lengths/llama2-70b (reference answers)",
+    "output_mean_tokens": "290",
+}
 
 
 def run(**columns):
-    return {**RUN, **columns}
+    return {**DATA["run"], **columns}
 
 
 def write(path, rows):
@@ -193,17 +223,6 @@ def test_a_decode_step_at_a_mean_batch(tmp_path):
     assert (records.kind[0], records.publisher[0], records.where[0]) == ("itl", "ML.ENERGY", "dense")
 
 
-ROW = dict(
-    zip(
-        ("source", "model", "seq", "gpus", "gpu_type", "precision", "step_time_s", "note"),
-        ("Megatron-Bridge docs 26.02 NeMo Container", "LLAMA3_70B", "8192", "64", "GB200", "MXFP8", "9.07", "FSDP=0"),
-        strict=True,
-    )
-)
-
-ROW |= {"tp": "2", "pp": "4", "dp": "8", "cp": "1", "interleave": "5", "microbatch": "1", "global_batch": "256"}
-
-
 @pytest.fixture(scope="module")
 def off():
     """Predicted over measured, less 1, of every row of Megatron and its kin that ships, by source; mixtures apart."""
@@ -233,9 +252,6 @@ def test_mean_errors_of_published_runs(off, engine, paper, kind, bar, least):
 @each(("spelled", "key"), DATA["models_are_known_by_any_spelling"])
 def test_models_are_known_by_any_spelling(spelled, key):
     assert model_key(spelled.lower()) == key
-
-
-GPUS = {"GB300": "gb300", "H100-SXM": "h100-sxm", "A100-80GB-SXM": "a100-80-sxm", "B200": "b200-sxm"}
 
 
 @pytest.mark.parametrize(("gpu", "chip"), GPUS.items())
@@ -297,9 +313,6 @@ def test_flops_as_megatron_bridge_counts_them():
     for name, flops in (("DeepSeekV3", 1199e12 / 4612), ("DeepSeekV3 (w/o MTP)", 961e12 / 3848)):
         layers, head = forward_flops(training.model_of({**ROW, "model": name, "seq": "4096"}), 4096, causal=True)
         assert 3 * (layers + head) == pytest.approx(flops, rel=0.01)
-
-
-BLACKWELL = st.sampled_from(["8xb200-sxm", "2x4xgb200", "2x4xgb300", "8xb300-sxm"])
 
 
 def step_s(place, dtype="bf16", **more):
@@ -367,35 +380,6 @@ def test_up_projections_are_recomputed():
     plain, again = (commtax.train_bill(model, "4x8xh800-sxm", recompute=kind, **asked) for kind in ("none", "selective"))
     assert float(again.step_s) > float(plain.step_s)
     assert float(again.hfu) > float(again.mfu)
-
-
-OPEN_LOOP = SHARED / "open_loop"
-
-here = pytest.mark.skipif(not OPEN_LOOP.is_dir(), reason="the shared table of open-loop runs is not here")
-
-VLLM = DATA["vllm"]
-
-MLPERF = {
-    **VLLM,
-    "id": "mlperf-v5.1-lab",
-    "source_group": "mlperf-v5.1",
-    "gpus": "8",
-    "model": "meta-llama/Llama-2-70b-chat-hf",
-    "weights_dtype": "fp8",
-    "engine": "tensorrt-llm",
-    "engine_version": "TensorRT 10.11",
-    "tp": "2",
-    "dp": "4",
-    "kv_free_mem_frac": "0.9",
-    "max_in_flight": "",
-    "request_rate_rps": "40",
-    "num_requests": "200000",
-    "slo_ttft_ms": "2000",
-    "slo_tpot_ms": "200",
-    "input_dist": "mlperf_lengths/llama2-70b",
-    "output_dist": "mlperf_lengths/llama2-70b (reference answers)",
-    "output_mean_tokens": "290",
-}
 
 
 def run_of(row):

@@ -47,14 +47,15 @@ from paths import ROOT, SHARED
 from tables import tables
 
 TABLE = SHARED / "techniques.csv"
-
 here = pytest.mark.skipif(not TABLE.is_file(), reason="the shared table of techniques is not here")
-
 FREE, HELD = "https://github.com/vllm-project/vllm/pull/19744", "https://github.com/vllm-project/vllm/pull/39080"
-
 COLUMNS = "id technique engine model chip gpus plan workload metric better baseline value speedup kind confidence quote source note"
-
 RATIOS = st.floats(0.05, 20.0)
+DATA = tables(__file__)
+PAGE = ROOT / "docs" / "transfer.md"
+WIDENING = ("engine", "chip", "dtype", "family", "publisher")
+NAMES = {level: sorted({run[level] for run in fitted_runs()}) for level in WIDENING}
+SETTINGS = st.builds(Setting, **{level: st.sampled_from([*names, "nobody"]) for level, names in NAMES.items()})
 
 
 def row(name="T1", source=FREE, **changes):
@@ -265,17 +266,6 @@ def test_ranges_of_gains_are_those_that_the_free_sources_teach():
     inside = [abs(x.error) <= missed(x.kind, math.exp(x.effect)) for x in misses(score_row(one, readings) for one in quick)]
     assert len(inside) >= 25
     assert np.mean(inside) >= 0.75
-
-
-DATA = tables(__file__)
-
-PAGE = ROOT / "docs" / "transfer.md"
-
-WIDENING = ("engine", "chip", "dtype", "family", "publisher")
-
-NAMES = {level: sorted({run[level] for run in fitted_runs()}) for level in WIDENING}
-
-SETTINGS = st.builds(Setting, **{level: st.sampled_from([*names, "nobody"]) for level, names in NAMES.items()})
 
 
 def setting(run):

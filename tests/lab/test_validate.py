@@ -31,7 +31,6 @@ from paths import BENCHMARKS, DOCUMENTS, ROOT, SHARED
 from tables import tables
 
 DATA = tables(__file__)
-
 TABLES = Path(commtax_lab.__file__).parent / "published" / "tables"
 GROUP = {
     *("kind", "source", "system", "library", "version", "mode", "dtype", "tp"),

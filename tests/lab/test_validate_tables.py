@@ -24,11 +24,13 @@ from paths import BENCHMARKS
 from tables import tables
 
 DATA = tables(__file__)
-
 GEMM = ["m", "n", "k", "gemm_dtype", "latency_ms"]
 PRODUCTS = [["16", "4096", "4096", "bfloat16", "0.02"], ["512", "8192", "4096", "bfloat16", "0.07"]]
 RUN = DATA["run"]
 ASKED = {"model": "llama-3.1-8b", "cluster": "8xh100-sxm", "engine": "vllm", "tp": 2, "input_len": 1024, "output_len": 256}
+TABLES = {table.kind: table for table in shipped_tables() if table.kind not in ("kernels", "open_loop_runs", "h200")}
+ODD = ["", "0", "-1", "1e999", "nan", "inf", "llama", "H100", "8x", "1e-9", "'; --", "\x00", "9" * 40, "full", "8,000"]
+WORDS = st.one_of(st.sampled_from(ODD), st.text(max_size=8))
 
 
 def write(path, rows, columns=None):
@@ -267,11 +269,6 @@ def test_nothing_is_looked_up_over_the_network(tmp_path, monkeypatch):
     assert len(report.files) == 5
     assert not np.any(report.records.priced)
     assert all("catalogue" in why or "column" in why for why in report.records.skipped)
-
-
-TABLES = {table.kind: table for table in shipped_tables() if table.kind not in ("kernels", "open_loop_runs", "h200")}
-ODD = ["", "0", "-1", "1e999", "nan", "inf", "llama", "H100", "8x", "1e-9", "'; --", "\x00", "9" * 40, "full", "8,000"]
-WORDS = st.one_of(st.sampled_from(ODD), st.text(max_size=8))
 
 
 @settings(max_examples=60, deadline=None)

@@ -27,8 +27,21 @@ from strategies import questions
 from tables import tables
 
 DATA = tables(__file__)
-
 VLLM = "vllm serve meta-llama/Llama-3.1-70B-Instruct"
+FLAGS = DATA["flags"]
+WORDS = st.lists(st.one_of(st.sampled_from([*FLAGS, "8", "$X", "{", "&", "#", "\n"]), st.text(max_size=6)), max_size=12)
+SERVED = st.fixed_dictionaries(
+    {
+        "max_model_len": st.sampled_from([0, 8192]),
+        "max_num_seqs": st.sampled_from([0, 64]),
+        "max_num_batched_tokens": st.sampled_from([0, 4096]),
+        "gpu_memory_utilization": st.sampled_from([0.0, 0.85]),
+        "eager": st.booleans(),
+    }
+)
+SERVERS = "\n".join(f"vllm serve Qwen/Qwen3-30B-A3B -dp 2 -ep --max-num-seqs 9 --port 800{i} &" for i in range(4))
+BENCH = "vllm bench serve --random-input-len 512 --random-output-len 64 --max-concurrency 64"
+ODD_FOLDERS = ("a b;touch PWN$(id)", "it's", 'a"b', "a #b", "$HOME", "a|b&c", "`id`", "-tp 9", "a\\b", "[x]*", "modèle")
 
 
 def launched(model, plan, engine, cluster, **asked):
@@ -155,12 +168,7 @@ def test_what_is_no_launched(text):
         parse(text)
 
 
-FLAGS = DATA["flags"]
-WORDS = st.lists(st.one_of(st.sampled_from([*FLAGS, "8", "$X", "{", "&", "#", "\n"]), st.text(max_size=6)), max_size=12)
-HEADS = DATA["heads"]
-
-
-@given(st.sampled_from([*HEADS, "torchrun -m torchtitan.train"]), WORDS)
+@given(st.sampled_from([*DATA["heads"], "torchrun -m torchtitan.train"]), WORDS)
 @settings(max_examples=150, deadline=None)
 def test_anything_is_read_or_refused_in_words(head, words):
     try:
@@ -169,17 +177,6 @@ def test_anything_is_read_or_refused_in_words(head, words):
         gpus, says = 1, "from" if refusal.kind == "misspelt" else str(refusal)
     assert gpus >= 1
     assert says.startswith("from")
-
-
-SERVED = st.fixed_dictionaries(
-    {
-        "max_model_len": st.sampled_from([0, 8192]),
-        "max_num_seqs": st.sampled_from([0, 64]),
-        "max_num_batched_tokens": st.sampled_from([0, 4096]),
-        "gpu_memory_utilization": st.sampled_from([0.0, 0.85]),
-        "eager": st.booleans(),
-    }
-)
 
 
 @given(questions(engines=("vllm", "sglang", "trtllm")), SERVED, st.sampled_from(["bf16", "fp8"]))
@@ -466,10 +463,6 @@ def test_weights_that_an_engine_does_not_make_need_a_checkpoint():
     assert "checkpoint" not in launched(mixture, Plan(weights_dtype="fp8"), "vllm", cluster)
 
 
-SERVERS = "\n".join(f"vllm serve Qwen/Qwen3-30B-A3B -dp 2 -ep --max-num-seqs 9 --port 800{i} &" for i in range(4))
-BENCH = "vllm bench serve --random-input-len 512 --random-output-len 64 --max-concurrency 64"
-
-
 def test_servers_of_a_mixture_share_no_experts():
     found = json.loads(run("simulate", "--cluster", "8xh100-sxm", "--from", f"{SERVERS}\n{BENCH}", "--json").stdout)
     assert ([found["plan"][axis] for axis in ("dp", "ep", "replicas")], found["runs"][0]["concurrency"]) == ([2, 2, 4], 64)
@@ -548,9 +541,6 @@ def test_a_schedule_that_megatron_has_no_flag_for_is_said(schedule):
     assert (f"# no flag of Megatron-LM names the schedule {schedule}" in written) == (schedule not in ("1f1b", "interleaved"))
     assert "# no flag" not in launched(model, Plan(zero=1, schedule=schedule, microbatches=8), "megatron", cluster)
     assert parse(written).engine == "megatron"
-
-
-ODD_FOLDERS = ("a b;touch PWN$(id)", "it's", 'a"b', "a #b", "$HOME", "a|b&c", "`id`", "-tp 9", "a\\b", "[x]*", "modèle")
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])

@@ -23,6 +23,22 @@ from commtax.verbs.settling import resolve_question
 from commtax_lab.emitted import SERVING, calls, parsed_calls
 
 MODEL = "meta-llama/Llama-3.1-70B-Instruct"
+LEAVES = st.sampled_from(["", "1", "8", "vllm", "-c", "sh", "--tp=2", "$(A)", "${A:-2}", "prefill", MODEL, "x/vllm:1", "{{ x }}"])
+WORDS = (
+    "kind spec containers name image args command env value replicas size prefill decode parallelism tensor model uri resources",
+    "limits nvidia.com/gpu services vllmConfig modelURL metadata labels role deploy reservations devices count run engine_kwargs",
+    "<<",
+)
+KEYS = st.sampled_from(" ".join(WORDS).split())
+TREES = st.recursive(LEAVES, lambda part: st.lists(part, max_size=3) | st.dictionaries(KEYS, part, max_size=5), max_leaves=25)
+KNOWN = tomllib.loads(Path(__file__).with_name("engine_options.toml").read_text())
+GPU = "nvidia.com/gpu"
+TEXT = st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), min_size=1, max_size=20)
+DOCUMENTS = st.recursive(
+    TEXT | st.integers() | st.booleans(),
+    lambda part: st.lists(part, min_size=1, max_size=3) | st.dictionaries(TEXT, part, min_size=1, max_size=3),
+    max_leaves=12,
+)
 
 
 def deployment(container, kind="Deployment", **spec):
@@ -212,19 +228,6 @@ def test_a_kserve_predictor_of_several_hosts():
     assert (found.model, found.options, found.place.nnodes, found.notes) == (MODEL, {"tp": 4, "pp": 2}, 2, ())
 
 
-LEAVES = st.sampled_from(["", "1", "8", "vllm", "-c", "sh", "--tp=2", "$(A)", "${A:-2}", "prefill", MODEL, "x/vllm:1", "{{ x }}"])
-
-WORDS = (
-    "kind spec containers name image args command env value replicas size prefill decode parallelism tensor model uri resources",
-    "limits nvidia.com/gpu services vllmConfig modelURL metadata labels role deploy reservations devices count run engine_kwargs",
-    "<<",
-)
-
-KEYS = st.sampled_from(" ".join(WORDS).split())
-
-TREES = st.recursive(LEAVES, lambda part: st.lists(part, max_size=3) | st.dictionaries(KEYS, part, max_size=5), max_leaves=25)
-
-
 @given(st.dictionaries(KEYS, TREES, min_size=1, max_size=5))
 @settings(max_examples=60)
 def test_any_tree_is_read_or_refused(tree):
@@ -261,11 +264,6 @@ def test_a_rack_keeps_its_name_where_a_command_is_pasted():
     assert "as the command needs it" not in done.stdout
 
 
-KNOWN = tomllib.loads(Path(__file__).with_name("engine_options.toml").read_text())
-
-GPU = "nvidia.com/gpu"
-
-
 def emitted(form, engine, model="llama-3.1-70b", cluster="2x8xh100-sxm", copies=1, prompts=0, **options):
     """What one form is for a plan, by what it is for."""
     return written(resolve_question(model, cluster, {"engine": engine, **options}), form, copies, prompts)
@@ -297,15 +295,6 @@ def test_what_is_written_reads_back_as_its_plan(form, engine, drawn):
         assert (found.servers.prefill_tp, found.servers.prefill_dp) == (apart["prefill_tp"], apart["prefill_dp"])
     if form != "slurm":
         assert all(isinstance(document, dict) for document in yaml.safe_load_all(text))
-
-
-TEXT = st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), min_size=1, max_size=20)
-
-DOCUMENTS = st.recursive(
-    TEXT | st.integers() | st.booleans(),
-    lambda part: st.lists(part, min_size=1, max_size=3) | st.dictionaries(TEXT, part, min_size=1, max_size=3),
-    max_leaves=12,
-)
 
 
 @given(st.dictionaries(TEXT, DOCUMENTS, min_size=1, max_size=3))

@@ -24,12 +24,12 @@ from source import nodes
 from tables import tables
 
 ENGINES = ("vllm", "sglang", "trtllm")
-
 DATA = tables(__file__)
-
 MODEL, CLUSTER = catalog.model("deepseek-v3"), catalog.cluster("8xh200-sxm")
-
 WIDE = catalog.cluster("2x8xh200-sxm")
+SERVED = [one for one in techniques().values() if not is_carrier(one)]
+FILES = [*sorted((SOURCE / "launch").glob("*.py")), SOURCE / "runs" / "logs" / "training_audit.py", SOURCE / "cli" / "pasting.py"]
+HOLDERS = ("values", "options")
 
 
 def asked(names, engine="vllm", **plan):
@@ -54,9 +54,6 @@ def test_flags_are_read_in_every_spelling(case):
     found = parse(f"cat > a.yml <<EOF\n{settings_of}\nEOF\n{text} --config a.yml" if settings_of else text)
     told = {name: value for name, value in found.options.items() if name not in ("tp", "dp", "ep") or name in case["means"]}
     assert (told, found.unread) == (case["means"], tuple(case.get("unread", ())))
-
-
-SERVED = [one for one in techniques().values() if not is_carrier(one)]
 
 
 def rivals(one):
@@ -231,11 +228,6 @@ def test_settings_may_be_told_as_yaml_has_them():
         ("setting", "context-parallel-size", "<dcp>"),
         ("setting", "cp-config.cp-type", "HELIX"),
     ]
-
-
-FILES = [*sorted((SOURCE / "launch").glob("*.py")), SOURCE / "runs" / "logs" / "training_audit.py", SOURCE / "cli" / "pasting.py"]
-
-HOLDERS = ("values", "options")
 
 
 def names_in(tree):

@@ -25,12 +25,31 @@ from start_logs import LOGS, name, of_log
 from tables import tables
 
 DATA = tables(__file__)
-
 GIB = 2**30
-
 REAL = json.loads((FIXTURES / "audit" / "logs.json").read_text())
-
 READERS = {"vllm": vllm_log, "sglang": sglang_log, "trtllm": trtllm_log, "nccl": nccl_log}
+PROGRESS = (
+    "[PG ID 0 PG GUID 0(default_pg) Rank {}] failure detected by watchdog at work sequence id: 9 "
+    "PG status: last enqueued work: {}, last completed work: 8"
+)
+CALL = (
+    "n{0}:{0}:1 [0] NCCL INFO {1}: opCount {2:x} sendbuff 0x1 recvbuff 0x2 count {3} datatype 9 op 0 root 0 "
+    "comm 0xa{0} [nranks=4] stream 0x3"
+)
+INIT = "n1:10{0}:20{0} [{0}] NCCL INFO ncclCommInitRankConfig comm 0x55a{0} rank {0} nranks {1} cudaDev {0} commId 0x79 - Init {2}"
+WATCHDOG = (
+    "[Rank {}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={}, OpType=ALLREDUCE, NumelIn=8, NumelOut=8, "
+    "Timeout(ms)=600000) ran for 600061 milliseconds before timing out."
+)
+CLAIM = (
+    "(Worker_TP{0} pid=5{0}) INFO 06-13 20:03:57 [cpu_worker.py:235] Auto set ({1}/18.0) GiB for KV cache on node {2}, "
+    "with {3} GiB requested memory for the worker. 3.92 GiB memory was consumed by non-kv usages."
+)
+MODELS = ["llama-3.1-8b", "gpt-oss-20b", "gemma-3-27b", "qwen3-8b"]
+CPU_LINES = (
+    "(Worker_TP{n} pid=7{n}) INFO 11-15 04:59:15 [cpu_worker.py:251] Auto set (20.15/23.21) GiB for KV cache on node {node}, with "
+    "20.9 GiB requested memory for the worker. 0.75 GiB memory was consumed by non-kv usages."
+)
 
 
 def real(*kinds):
@@ -211,23 +230,11 @@ def test_slow_ways_have_a_price(row):
     assert all(c.cost_s > 0 and 0 < c.share < 1 and "decode step" in c.gain for c in priced)
 
 
-PROGRESS = (
-    "[PG ID 0 PG GUID 0(default_pg) Rank {}] failure detected by watchdog at work sequence id: 9 "
-    "PG status: last enqueued work: {}, last completed work: 8"
-)
-
-
 def test_a_rank_that_never_called_is_named():
     lines = [PROGRESS.format(rank, 8 if rank == 3 else 12) for rank in range(4)]
     assert audit_nccl([nccl_log.parse("\n".join(lines))], None, ["x"]).culprit.rank == 3
     healthy = audit_nccl([nccl_log.parse("\n".join(PROGRESS.format(rank, 12) for rank in range(4)))], None, ["x"])
     assert healthy.culprit is None
-
-
-CALL = (
-    "n{0}:{0}:1 [0] NCCL INFO {1}: opCount {2:x} sendbuff 0x1 recvbuff 0x2 count {3} datatype 9 op 0 root 0 "
-    "comm 0xa{0} [nranks=4] stream 0x3"
-)
 
 
 @given(st.integers(0, 3), st.integers(1, 30), st.booleans())
@@ -310,9 +317,6 @@ def test_no_graphs_are_advised_where_no_gpu_ran():
     assert "eager" not in [c.code for c in audit_log(log, None, "a").causes]
 
 
-INIT = "n1:10{0}:20{0} [{0}] NCCL INFO ncclCommInitRankConfig comm 0x55a{0} rank {0} nranks {1} cudaDev {0} commId 0x79 - Init {2}"
-
-
 @given(st.integers(2, 6), st.data())
 @settings(max_examples=12)
 def test_a_start_that_hangs_did_not_start(size, data):
@@ -348,12 +352,6 @@ def test_an_engine_that_only_began_to_start():
     assert "started" in audit_log(vllm_log.parse(f"{text}\nINFO:     Application startup complete."), None).notes[0]
 
 
-WATCHDOG = (
-    "[Rank {}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={}, OpType=ALLREDUCE, NumelIn=8, NumelOut=8, "
-    "Timeout(ms)=600000) ran for 600061 milliseconds before timing out."
-)
-
-
 @given(st.integers(4, 9), st.data())
 @settings(max_examples=12)
 def test_the_rank_whose_watchdog_is_silent(size, data):
@@ -370,12 +368,6 @@ def test_the_lowest_number_is_named():
     lines = [WATCHDOG.format(rank, 64088 if rank == 2 else 96117) for rank in range(4)]
     (cause,) = [c for c in audit_nccl([nccl_log.parse("\n".join(lines))], None, ["x"]).causes if c.code == "behind"]
     assert "rank 2 gave up number 64,088, the lowest" in cause.said
-
-
-CLAIM = (
-    "(Worker_TP{0} pid=5{0}) INFO 06-13 20:03:57 [cpu_worker.py:235] Auto set ({1}/18.0) GiB for KV cache on node {2}, "
-    "with {3} GiB requested memory for the worker. 3.92 GiB memory was consumed by non-kv usages."
-)
 
 
 def test_workers_on_cpus_claim_their_node():
@@ -407,9 +399,6 @@ def test_what_never_ended_is_off(name, tmp_path):
     path = tmp_path / "x.log"
     path.write_text("\n".join(next(r["lines"] for r in REAL if r["name"] == name)))
     assert audit([path]).verdict == "disagree"
-
-
-MODELS = ["llama-3.1-8b", "gpt-oss-20b", "gemma-3-27b", "qwen3-8b"]
 
 
 def findings(asked, *lines):
@@ -506,12 +495,6 @@ def test_figures_with_two_digits_are_as_exact_as_their_digits():
         "Maximum concurrency for 128 tokens per request: 3,210.00x",
     )
     assert many["full-length requests at once"].verdict == "disagree", "0.3 % off, where two digits behind the point are printed"
-
-
-CPU_LINES = (
-    "(Worker_TP{n} pid=7{n}) INFO 11-15 04:59:15 [cpu_worker.py:251] Auto set (20.15/23.21) GiB for KV cache on node {node}, with "
-    "20.9 GiB requested memory for the worker. 0.75 GiB memory was consumed by non-kv usages."
-)
 
 
 @pytest.mark.parametrize(("nodes", "blamed"), [((0, 0), ["node memory"]), ((0, 1), [])])

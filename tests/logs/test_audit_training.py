@@ -34,9 +34,18 @@ from paths import FIXTURES
 from tables import tables
 
 DATA = tables(__file__)
-
 EXCERPTS = {e["name"]: e for e in json.loads((FIXTURES / "audit" / "training.json").read_text())}
 GIB, MIB, KIB = 2**30, 2**20, 2**10
+NOISY = st.lists(st.floats(0.985, 1.015), min_size=24, max_size=80)
+SENDRECV = DATA["sendrecv"]
+ROW = "{:>12} {:>12}     float    none      -1    12.31    0.01    0.01      0    12.10    0.01    0.01    N/A\n"
+READERS = {
+    "training": lambda text: audit_training(training_log.parse(text), None),
+    "links": lambda text: audit_links(smi.parse_links(text), None),
+    "monitor": lambda text: audit_monitor(smi.parse_monitor(text), None),
+    "collectives": lambda text: audit_collectives(collective_tests.parse(text), None),
+}
+SIGNS = ("", "9", "0", "-", ".", "\n", "|", ":", "nan", "1e999", "[", "\x00", "é")
 
 
 def named(kind):
@@ -159,9 +168,6 @@ def steps_of(seconds, batch=None):
     return [TrainedStep(10 * (i + 1), step_s=s, batch=batch[i] if batch else None) for i, s in enumerate(seconds)]
 
 
-NOISY = st.lists(st.floats(0.985, 1.015), min_size=24, max_size=80)
-
-
 @given(NOISY, st.floats(1e-3, 1e3))
 def test_steady_steps_are_steady(noise, usual):
     found = pace(steps_of([usual * n for n in noise]))
@@ -204,11 +210,8 @@ def test_a_batch_that_grows_is_no_slower_run(noise):
     assert not found.slow
 
 
-PLANS = DATA["plans"]
-
-
 @settings(max_examples=10)
-@given(st.sampled_from(PLANS), st.floats(0.5, 4.0))
+@given(st.sampled_from(DATA["plans"]), st.floats(0.5, 4.0))
 def test_taxes_and_useful_arithmetic_are_the_step(plan, factor):
     own = dict(plan)
     priced = price(settle(resolve_question(own.pop("model"), own.pop("cluster"), {**own, "phase": "train"})))
@@ -358,10 +361,6 @@ def test_processes_that_do_not_know_of_each_other():
     assert {f.code for f in section.findings} <= {"rows"}
 
 
-SENDRECV = DATA["sendrecv"]
-ROW = "{:>12} {:>12}     float    none      -1    12.31    0.01    0.01      0    12.10    0.01    0.01    N/A\n"
-
-
 def test_a_test_that_is_cut_off_is_partial(tmp_path):
     """No row: it did not run; some rows: what is there is told; all rows: whole, though its last lines are missing."""
     file = tmp_path / "sendrecv.txt"
@@ -430,17 +429,6 @@ def test_the_command_needs_no_model_where_the_log_tells_it(tmp_path):
     refused = run_here("audit", str(file), "--cluster", "8xmi300x")
     assert refused.returncode == 2
     assert "--model" in refused.stderr
-
-
-READERS = {
-    "training": lambda text: audit_training(training_log.parse(text), None),
-    "links": lambda text: audit_links(smi.parse_links(text), None),
-    "monitor": lambda text: audit_monitor(smi.parse_monitor(text), None),
-    "collectives": lambda text: audit_collectives(collective_tests.parse(text), None),
-}
-
-
-SIGNS = ("", "9", "0", "-", ".", "\n", "|", ":", "nan", "1e999", "[", "\x00", "é")
 
 
 @settings(max_examples=150)

@@ -24,8 +24,35 @@ from paths import FIXTURES
 from tables import tables
 
 DATA = tables(__file__)
-
 GIB = 2**30
+VLLM_WAITS = "DEBUG 05-16 13:12:16 [core_client.py:425] Waiting for 2 core engine proc(s) to start: {0}"
+TGI_WAITS = "INFO shard-manager: text_generation_launcher: Waiting for shard to be ready... rank="
+TGI_CONNECTED = "2025-07-08T00:21:30Z  INFO text_generation_router::server: router/src/server.rs:2402: Connected"
+VLLM = DATA["vllm"]
+SGLANG = DATA["sglang"]
+TORCHRUN = DATA["torchrun"]
+SUMMARY = DATA["summary"]
+KILLED = SUMMARY.replace("exitcode  : 1", "exitcode  : -9").replace(
+    "To enable traceback see:", "Signal 9 (SIGKILL) received by PID 24321"
+)
+CHAIN = DATA["chain"]
+CAUSED = DATA["caused"]
+HEALTHY = 'Traceback (most recent call last):\n  File "/a.py", line 3, in f\nValueError: a client sent nonsense\n' + "step\n" * 40
+SERVED = "INFO 02-01 06:36:05 llm_engine.py:921] Avg prompt throughput: 382.6 tokens/s, Avg generation throughput: 118.5 tokens/s, "
+KV = "(EngineCore pid=107) INFO 07-09 02:58:11 [kv_cache_utils.py:2146] GPU KV cache size: 569,878 tokens\n"
+STALL = "(EngineCore pid=7) INFO 07-09 03:{:02}:11 [shm.py:466] No available shared memory broadcast block found in 60 seconds\n"
+READY = "(APIServer pid=1) INFO:     Application startup complete.\n"
+ECHO = "ERROR 06-13 08:28:11 [async_llm.py:420] vllm.v1.EngineDeadError: EngineCore encountered an issue. See stack trace (above)"
+FRAME = 'ERROR 06-13 08:28:11 [async_llm.py:420]   File "/x/async_llm.py", line 379, in output_handler\n'
+BLOCK = DATA["block"]
+LOGS = json.loads((FIXTURES / "audit" / "logs.json").read_text())
+REAL = [row for row in LOGS if row["kind"] == "flight"]
+GRID = {"0": (0, 1, 2, 3), "tp0": (0, 1), "tp1": (2, 3), "dp0": (0, 2), "dp1": (1, 3)}
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4) | st.tuples(inner, inner),
+    max_leaves=20,
+)
 
 
 @each(("line", "field", "value"), DATA["line_variants"])
@@ -122,13 +149,6 @@ def test_other_texts_are_not_logs():
     assert vllm_log.parse("hello") == StartupLog()
 
 
-VLLM_WAITS = "DEBUG 05-16 13:12:16 [core_client.py:425] Waiting for 2 core engine proc(s) to start: {0}"
-
-TGI_WAITS = "INFO shard-manager: text_generation_launcher: Waiting for shard to be ready... rank="
-
-TGI_CONNECTED = "2025-07-08T00:21:30Z  INFO text_generation_router::server: router/src/server.rs:2402: Connected"
-
-
 @pytest.mark.parametrize(
     ("reader", "text"), [(vllm_log, "\n".join([VLLM_WAITS] * 3)), (tgi_log, "\n".join(f"{TGI_WAITS}{rank}" for rank in (1, 0, 2)))]
 )
@@ -143,25 +163,6 @@ def test_shards_are_counted_until_they_serve():
     waits = "\n".join(f"{TGI_WAITS}{rank}" for rank in (1, 0, 2))
     assert [f.measured for f in audit_log(tgi_log.parse(waits), None).findings] == [3]
     assert not tgi_log.parse(f"{waits}\n{TGI_CONNECTED}").stops
-
-
-VLLM = DATA["vllm"]
-
-SGLANG = DATA["sglang"]
-
-TORCHRUN = DATA["torchrun"]
-
-SUMMARY = DATA["summary"]
-
-KILLED = SUMMARY.replace("exitcode  : 1", "exitcode  : -9").replace(
-    "To enable traceback see:", "Signal 9 (SIGKILL) received by PID 24321"
-)
-
-CHAIN = DATA["chain"]
-
-CAUSED = DATA["caused"]
-
-NCCL_BELOW = DATA["nccl_below"]
 
 
 @pytest.mark.parametrize(
@@ -196,12 +197,9 @@ def test_the_traceback_of_a_launcher_is_not_that_of_its_process():
 
 
 def test_more_of_an_error():
-    assert "Cuda failure 2 'out of memory'" in crashes.find(NCCL_BELOW.splitlines()).error
+    assert "Cuda failure 2 'out of memory'" in crashes.find(DATA["nccl_below"].splitlines()).error
     assert "for want of memory" in crashes.find(KILLED.splitlines()).error
     assert crashes.find(CAUSED.splitlines()).then.startswith("torch._inductor.exc.InductorError")
-
-
-HEALTHY = 'Traceback (most recent call last):\n  File "/a.py", line 3, in f\nValueError: a client sent nonsense\n' + "step\n" * 40
 
 
 @pytest.mark.parametrize(
@@ -258,17 +256,12 @@ def test_one_endless_line(piece):
     crashes.find([piece * 20_000] * 3)
 
 
-SERVED = "INFO 02-01 06:36:05 llm_engine.py:921] Avg prompt throughput: 382.6 tokens/s, Avg generation throughput: 118.5 tokens/s, "
-
-
 def head(text, tmp_path, name="x.log"):
     (tmp_path / name).write_text(text)
     return headline(audit([tmp_path / name]))
 
 
 # serving lines
-
-
 @pytest.mark.parametrize("between", ["", "Max iteration time: 386.7 ms, Avg time/tok:149.4 ms, "])
 def test_keys_of_a_serving_line_are_read_each_for_itself(between):
     line = (
@@ -326,14 +319,6 @@ def test_requests_that_lose_their_cache():
 
 
 # starts
-
-KV = "(EngineCore pid=107) INFO 07-09 02:58:11 [kv_cache_utils.py:2146] GPU KV cache size: 569,878 tokens\n"
-
-STALL = "(EngineCore pid=7) INFO 07-09 03:{:02}:11 [shm.py:466] No available shared memory broadcast block found in 60 seconds\n"
-
-READY = "(APIServer pid=1) INFO:     Application startup complete.\n"
-
-
 def test_a_start_is_finished_where_a_line_says_so(tmp_path):
     assert head(KV, tmp_path).endswith("partial, the start is not finished in it")
     assert "nothing in it is off" in head(KV + READY, tmp_path)
@@ -362,12 +347,6 @@ def test_times_and_blocks_of_a_start():
 
 
 # errors
-
-ECHO = "ERROR 06-13 08:28:11 [async_llm.py:420] vllm.v1.EngineDeadError: EngineCore encountered an issue. See stack trace (above)"
-
-FRAME = 'ERROR 06-13 08:28:11 [async_llm.py:420]   File "/x/async_llm.py", line 379, in output_handler\n'
-
-
 @each(
     ("text", "error"),
     [
@@ -423,12 +402,6 @@ def test_what_was_met_long_before_did_not_lead_to_the_end(quiet):
 
 
 # analyses of hangs
-
-BLOCK = DATA["block"]
-
-TABLE = DATA["table"]
-
-
 @pytest.mark.parametrize("number", [" 5 at entry 4", ", sequence number: 5", ": sequence number: 5"])
 def test_an_analysers_block(number, tmp_path):
     (fault,) = flight.parse_analysis(BLOCK.format(number)).faults
@@ -437,7 +410,7 @@ def test_an_analysers_block(number, tmp_path):
 
 
 def test_an_analysers_table():
-    found = flight.parse_analysis(TABLE)
+    found = flight.parse_analysis(DATA["table"])
     assert (found.listed, [(f.seq, f.op, f.missing) for f in found.faults]) == (2, [(4, "all-reduce", (1,))])
 
 
@@ -459,8 +432,6 @@ def test_the_group_of_a_watchdog_by_its_elements():
 
 
 # llama.cpp
-
-
 def test_timings_of_llamacpp(tmp_path):
     text = (
         "srv-1  | slot print_timing: id  0 | task 0 | n_decoded =    100, tg =  49.32 t/s\n"
@@ -473,11 +444,6 @@ def test_timings_of_llamacpp(tmp_path):
     assert "nothing in it is off" in head(text, tmp_path)
     (tmp_path / "y.log").write_text(text)
     assert formats.kinds(tmp_path / "y.log") == ["log"]
-
-
-LOGS = json.loads((FIXTURES / "audit" / "logs.json").read_text())
-
-REAL = [row for row in LOGS if row["kind"] == "flight"]
 
 
 @pytest.mark.parametrize("row", REAL, ids=lambda r: r["name"])
@@ -574,9 +540,6 @@ def blocked(program, late, stops):
     return dumps
 
 
-GRID = {"0": (0, 1, 2, 3), "tp0": (0, 1), "tp1": (2, 3), "dp0": (0, 2), "dp1": (1, 3)}
-
-
 @given(st.lists(st.sampled_from(sorted(GRID)), min_size=1, max_size=30), st.integers(0, 3), st.integers(0, 30))
 def test_whoever_others_wait_for_through_other_groups_is_named(program, late, stops):
     """One rank stops; those that wait for it make others wait in other groups, and none of these is to blame."""
@@ -608,13 +571,6 @@ def test_groups_side_by_side_may_share_a_name():
     found = audit_flight(pairs, None, ["x"] * 4)
     assert found.culprit is None
     assert len(found.collectives) == 2
-
-
-plain = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4) | st.tuples(inner, inner),
-    max_leaves=20,
-)
 
 
 @given(plain, st.integers(0, 5))

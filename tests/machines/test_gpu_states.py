@@ -25,10 +25,28 @@ from paths import FIXTURES
 from tables import tables
 
 DATA = tables(__file__)
-
 LEGEND = (
     "\nLegend:\n\n  X    = Self\n  SYS  = Connection traversing PCIe and the SMP interconnect\n  NV#  = bonded set of # NVLinks\n"
 )
+MESH = [[" X ", "NV1", "NV1", "NV2"], ["NV1", " X ", "NV2", "NV1"], ["NV1", "NV2", " X ", "NV2"], ["NV2", "NV1", "NV2", " X "]]
+PAIRS = [[" X ", "NV4", "SYS", "SYS"], ["NV4", " X ", "SYS", "SYS"], ["SYS", "SYS", " X ", "NV4"], ["SYS", "SYS", "NV4", " X "]]
+P2P = " \tGPU0\tGPU1\tGPU2\t\n GPU0\tX\tCNS\tOK\t\n GPU1\tCNS\tX\tOK\t\n GPU2\tOK\tOK\tX\t\n\nLegend:\n\n  CNS  = not supported\n"
+AMD = DATA["amd"]
+HEAD = "\n==============NVSMI LOG==============\n\nDriver Version                            : 565.57.01\n\n"
+NVIDIA = DATA["nvidia"]
+AMD_SMI = DATA["amd_smi"]
+MONITOR = """\
+GPU  POWER  GPU_TEMP  MEM_TEMP  GFX_UTIL  GFX_CLOCK  MEM_UTIL  MEM_CLOCK
+  0  182 W     42 °C     41 °C      83 %   1613 MHz       0 %   1230 MHz
+  1  143 W     40 °C     39 °C      N/A    358 MHz       0 %   1173 MHz
+"""
+SOUND = NVIDIA.format(ecc=0, heat="63C")
+EXCERPT = DATA["excerpt"]
+DMON = "# gpu    pwr  gtemp     sm    mem   mclk   pclk\n# Idx      W      C      %      %    MHz    MHz\n"
+AMD_TOPOLOGY = DATA["amd_topology"]
+POWER_ALONE = "[me@host x]$ nvidia-smi dmon -s p\n    # gpu   pwr gtemp mtemp\n    # Idx     W     C     C\n"
+FILE = FIXTURES / "topo-4x3090.txt"
+PAIRED = parse(FILE.read_text())
 
 
 def drawn(links, nics=()):
@@ -64,11 +82,6 @@ def test_a_gpu_off_nvlink_is_named(gpus, data):
     assert f"GPU {odd} has 16 NVLinks" in thin.causes[0].said
 
 
-MESH = [[" X ", "NV1", "NV1", "NV2"], ["NV1", " X ", "NV2", "NV1"], ["NV1", "NV2", " X ", "NV2"], ["NV2", "NV1", "NV2", " X "]]
-
-PAIRS = [[" X ", "NV4", "SYS", "SYS"], ["NV4", " X ", "SYS", "SYS"], ["SYS", "SYS", " X ", "NV4"], ["SYS", "SYS", "NV4", " X "]]
-
-
 @pytest.mark.parametrize(
     "links", [square(8, "NV18"), square(4, "PHB"), MESH, PAIRS, [[" X "]]], ids=["switch", "pcie", "v100", "bridges", "one"]
 )
@@ -91,11 +104,6 @@ def test_far_network_cards():
     section = audit_topology(topology.parse(drawn(square(4, "NV18"), near)), None)
     assert codes(section) == ["far-nic"]
     assert "GPU 3" in section.causes[0].said
-
-
-P2P = " \tGPU0\tGPU1\tGPU2\t\n GPU0\tX\tCNS\tOK\t\n GPU1\tCNS\tX\tOK\t\n GPU2\tOK\tOK\tX\t\n\nLegend:\n\n  CNS  = not supported\n"
-
-AMD = DATA["amd"]
 
 
 def test_pairs_without_p2p_and_cards_off_xgmi():
@@ -147,9 +155,6 @@ def gpu(bus="18", **other):
         State                             : {of["fabric"]}
 
 """
-
-
-HEAD = "\n==============NVSMI LOG==============\n\nDriver Version                            : 565.57.01\n\n"
 
 
 @each(("odd", "code", "off"), DATA["what_the_driver_says_of_one_gpu"], ids=lambda x: str(x)[:24])
@@ -217,29 +222,9 @@ def test_mutated_outputs_are_read_or_refused(text, random):
                 judge(reader(mutated), None)
 
 
-NVIDIA = DATA["nvidia"]
-
-AMD_SMI = DATA["amd_smi"]
-
-CONCISE = DATA["concise"]
-
-MONITOR = """\
-GPU  POWER  GPU_TEMP  MEM_TEMP  GFX_UTIL  GFX_CLOCK  MEM_UTIL  MEM_CLOCK
-  0  182 W     42 °C     41 °C      83 %   1613 MHz       0 %   1230 MHz
-  1  143 W     40 °C     39 °C      N/A    358 MHz       0 %   1173 MHz
-"""
-
-CSV = DATA["csv"]
-
-XML = DATA["xml"]
-
-
 def told(text):
     section = audit_states(smi.parse_states(text), None)
     return section, {(f.code, f.item.partition(":")[0]): f.measured for f in section.findings if f.verdict == "unknown"}
-
-
-SOUND = NVIDIA.format(ecc=0, heat="63C")
 
 
 @pytest.mark.parametrize(
@@ -248,10 +233,10 @@ SOUND = NVIDIA.format(ecc=0, heat="63C")
         (SOUND, [], {("power", "GPU 1"): 631, ("used", "GPU 0"): 71234 * 2**20, ("temperature", "GPU 1"): 63}),
         (NVIDIA.format(ecc=2, heat="ERR!"), ["ecc", "memory"], {("utilisation", "GPU 1"): 98}),
         (AMD_SMI, ["ecc"], {("utilisation", "GPU 1"): 100, ("power", "GPU 0"): 142, ("used", "GPU 0"): 285 * 2**20}),
-        (CONCISE, [], {("clock", "GPU 0"): 122, ("power", "GPU 1"): 133, ("temperature", "GPU 0"): 42}),
+        (DATA["concise"], [], {("clock", "GPU 0"): 122, ("power", "GPU 1"): 133, ("temperature", "GPU 0"): 42}),
         (MONITOR, [], {("utilisation", "GPU 0"): 83, ("clock", "GPU 1"): 358, ("temperature", "GPU 1"): 40}),
-        (CSV, ["throttled"], {("utilisation", "GPU 1"): 97, ("used", "GPU 0"): 7234 * 2**20}),
-        (XML, ["pcie-width"], {("temperature", "GPU 0"): 64, ("used", "GPU 0"): 523 * 2**20}),
+        (DATA["csv"], ["throttled"], {("utilisation", "GPU 1"): 97, ("used", "GPU 0"): 7234 * 2**20}),
+        (DATA["xml"], ["pcie-width"], {("temperature", "GPU 0"): 64, ("used", "GPU 0"): 523 * 2**20}),
     ],
     ids=["nvidia-smi", "errors", "amd-smi", "rocm-smi", "monitor", "csv", "xml"],
 )
@@ -264,9 +249,6 @@ def test_tables_say_what_the_long_output_would(text, causes, figures, tmp_path):
     assert figures.items() <= found.items()
 
 
-EXCERPT = DATA["excerpt"]
-
-
 @pytest.mark.parametrize("moved", [0, 4])
 def test_the_long_output_without_its_first_lines(moved):
     text = "".join(line.removeprefix(" " * moved) + "\n" for line in EXCERPT.format("Not Active").splitlines())
@@ -274,9 +256,6 @@ def test_the_long_output_without_its_first_lines(moved):
     assert smi.looks_like_states(text)
     assert (found["used", "GPU 0"], section.facts["performance states"], section.causes) == (523 * 2**20, "P8", ())
     assert [c.code for c in told(EXCERPT.format("Active"))[0].causes] == ["throttled"]
-
-
-DMON = "# gpu    pwr  gtemp     sm    mem   mclk   pclk\n# Idx      W      C      %      %    MHz    MHz\n"
 
 
 def test_an_idle_gpu_is_no_fault():
@@ -323,9 +302,6 @@ def test_links_that_the_claimed_chip_has_not():
     assert not [f for f in sound.findings if f.verdict == "disagree"]
 
 
-AMD_TOPOLOGY = DATA["amd_topology"]
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -354,9 +330,6 @@ def test_a_host_that_is_joined_in_part_is_said_to_be(tmp_path):
     assert "4 GPUs: NVLink joins 2 of 6 pairs (0+1, 2+3), the rest is over SYS" in headline(audit([path]))
 
 
-POWER_ALONE = "[me@host x]$ nvidia-smi dmon -s p\n    # gpu   pwr gtemp mtemp\n    # Idx     W     C     C\n"
-
-
 def test_a_table_of_power_alone_says_nothing_of_load(tmp_path):
     path = tmp_path / "dmon.txt"
     path.write_text(POWER_ALONE + "        0    15    51     -\n        0    96    54     -\n        0    96    53     -\n")
@@ -372,14 +345,7 @@ def test_a_remark_behind_a_row_is_no_cell_and_a_load_that_comes_is_no_fault():
     assert [c.code for c in audit_monitor(smi.parse_monitor(text + "0 180 20\n" * 5), None).causes] == ["starved"]
 
 
-FILE = FIXTURES / "topo-4x3090.txt"
-
-PAIRED = parse(FILE.read_text())
-
 # Headers and cells that touch, as threads have them (vllm issue 8691).
-GLUED = DATA["glued"]
-
-
 def made(rows):
     head = "\t".join(f"GPU{i}" for i in range(len(rows)))
     return parse("\n".join(["\t" + head, *(f"GPU{i}\t" + "\t".join(row) for i, row in enumerate(rows))]))
@@ -391,7 +357,7 @@ def test_pairs_are_found_under_the_terminal_codes():
 
 
 def test_cells_that_touch():
-    assert parse(GLUED).links == (("X", "NV18"), ("NV18", "X"))
+    assert parse(DATA["glued"]).links == (("X", "NV18"), ("NV18", "X"))
 
 
 def test_nearer_pcie_wins_where_there_is_no_nvlink():

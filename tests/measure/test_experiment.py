@@ -31,7 +31,6 @@ from lacking import lacking
 from tables import tables
 
 DATA = tables(__file__)
-
 CPU = torch.device("cpu")
 FACTS = {
     "recipe": "tp-study",
@@ -49,6 +48,7 @@ FACTS = {
     "link_counters": [],
     "missing": [],
 }
+PRICES = Prices(catalog.model("llama-3.1-8b"), "2xh100-sxm", "vllm", "bf16")
 
 
 def run_cli(capsys, *words):
@@ -66,8 +66,6 @@ def checkpoint(tmp_path_factory):
 
 
 # --- the built-in engine, for real ---------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def study_here(checkpoint, tmp_path_factory):
     """A quick study that is interrupted after its first run and then goes on."""
@@ -167,8 +165,6 @@ def test_machines_merge_into_one_report(study_here, tmp_path, capsys):
 
 
 # --- serving with sequences of their own length -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("slots", [1, 3, 8])
 def test_requests_served_together_say_what_they_say_alone(checkpoint, slots):
     a = arch(str(checkpoint))
@@ -234,8 +230,6 @@ def test_a_dataset_in_sharegpts_form(tmp_path):
 
 
 # --- mistakes -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -260,8 +254,6 @@ def test_mistakes_are_one_line(words, told, capsys, tmp_path):
 
 
 # --- what a sound study does not show: the published study's own figures --------------------------------------------------
-
-
 def latency(tp, batch, seconds, output=64, kind="batch"):
     run = StudyRun(kind, tp, batch, 512, output, 5)
     return run, {"latency_s": [seconds * f for f in (0.995, 1.0, 1.005)], "prefill_s": [], "decode_s": []}
@@ -288,9 +280,6 @@ def published(speedup=1.0):
     one = [latency(1, b, s) for b, s in batches.items()]
     two = [latency(2, b, s / speedup) for b, s in batches.items()]
     return [*one, *two, served(1, 923.94, 7.22), served(2, 656.14, 5.13)]
-
-
-PRICES = Prices(catalog.model("llama-3.1-8b"), "2xh100-sxm", "vllm", "bf16")
 
 
 def words_of(found):
@@ -369,8 +358,6 @@ def test_runs_are_named_apart():
 
 
 # --- counters ---------------------------------------------------------------------------------------------------------------
-
-
 def test_counters_are_read_and_compared(tmp_path):
     port = tmp_path / "mlx5_0" / "ports" / "1" / "counters"
     port.mkdir(parents=True)

@@ -42,9 +42,21 @@ from paths import HELPERS
 from tables import tables
 
 DATA = tables(__file__)
-
 CPU = torch.device("cpu")
 PROVEN = ("llama", "qwen3", "mixtral")
+SCRIPT = """
+import signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and that is respected
+from commtax_lab.measure import launch
+launch.run("live_targets:forever", {}, int(sys.argv[1]), watch=lambda pids: print(*pids, flush=True))
+"""
+HOLDER = """
+import sys, time
+from commtax_lab.measure.launch import run_folder
+with run_folder() as folder:
+    print(folder, flush=True)
+    time.sleep(600)
+"""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -238,14 +250,6 @@ def test_what_a_rank_refuses_is_refused_here():
     assert caught.value.argument == "tp"
 
 
-SCRIPT = """
-import signal, sys
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and that is respected
-from commtax_lab.measure import launch
-launch.run("live_targets:forever", {}, int(sys.argv[1]), watch=lambda pids: print(*pids, flush=True))
-"""
-
-
 @pytest.mark.parametrize(("signs", "ranks"), [([signal.SIGTERM] * 2, 2), ([signal.SIGHUP], 1), ([signal.SIGKILL], 1)])
 def test_neither_ranks_nor_folders_outlive_the_launcher(signs, ranks, tmp_path):
     running = subprocess.Popen(
@@ -295,15 +299,6 @@ def test_a_stopped_rank_is_lost_and_named():
     assert launch.LOST_S + sum(launch.GRACE_S.values()) < 30, "what nobody chose ends within half a minute"
     with pytest.raises(ValueError, match="lost_after=0"):
         launch.run("live_targets:forever", {}, 2, lost_s=0.0)
-
-
-HOLDER = """
-import sys, time
-from commtax_lab.measure.launch import run_folder
-with run_folder() as folder:
-    print(folder, flush=True)
-    time.sleep(600)
-"""
 
 
 def test_leavings_of_dead_runs_are_swept_and_nothing_else(tmp_path):

@@ -23,7 +23,6 @@ from each import each
 from tables import tables
 
 DATA = tables(__file__)
-
 MOST, INPUT, OUTPUT, SHOWN = 4, 16, 8, 3
 CHIP = {"key": "cpu", "memory_Bps": 1e10, "flops_per_s": {"fp32": 1e11}}
 

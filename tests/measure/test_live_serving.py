@@ -29,7 +29,6 @@ from each import each
 from tables import tables
 
 DATA = tables(__file__)
-
 PROMPTS, SLOTS, RATES = 20, 3, (40.0, 400.0)
 SECONDS = st.floats(1e-6, 1.0)
 
@@ -128,8 +127,6 @@ def test_bad_words_are_refused_by_name(words, named):
 
 
 # --- the table of steps ---------------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=30, deadline=None)
 @given(
     st.lists(SECONDS, min_size=1, max_size=30),

@@ -25,19 +25,12 @@ from paths import ROOT
 from tables import tables
 
 DATA = tables(__file__)
-
 SKYLAKE = "processor\t: 0\nflags\t\t: fpu sse2 avx2 avx512f avx512bw\nprocessor\t: 1\nflags\t\t: fpu"
-
 SAPPHIRE = "processor\t: 0\nflags\t\t: fpu sse2 avx2 avx512f avx512_bf16 amx_bf16 amx_tile\n"
-
 NEOVERSE_N1 = "processor\t: 0\nBogoMIPS\t: 50.00\nFeatures\t: fp asimd evtstrm aes atomics fphp asimdhp cpuid asimddp ssbs\n"
-
 GRACE = "processor\t: 0\nFeatures\t: fp asimd atomics sve sve2 i8mm bf16 dgh\n"
-
 M1 = "hw.optional.arm.FEAT_FP16: 1\nhw.optional.arm.FEAT_BF16: 0\n"
-
 M2 = "hw.optional.arm.FEAT_FP16: 1\nhw.optional.arm.FEAT_BF16: 1\n"
-
 MACHINES = {
     "x86-64 with bf16": (MachineFacts("Linux", "x86_64", machine.linux_features(SAPPHIRE)), "bf16"),
     "x86-64 without": (MachineFacts("Linux", "x86_64", machine.linux_features(SKYLAKE)), "fp32"),
@@ -47,6 +40,39 @@ MACHINES = {
     "macOS, M1": (MachineFacts("Darwin", "arm64", machine.apple_features(M1)), "fp32"),
     "macOS, Intel": (MachineFacts("Darwin", "x86_64", machine.apple_features("")), "fp32"),
 }
+STARTER = """
+import subprocess, sys, time
+from commtax_lab.measure.study.leash import leash_command
+program = "import os, time, sys; print(os.getpid(), flush=True); time.sleep(600)"
+subprocess.Popen(leash_command([sys.executable, "-c", program]), start_new_session=True)
+time.sleep(600)
+"""
+ROWS = ROOT / "benchmarks" / "h200"
+FILES = sorted(ROWS.glob("*.jsonl"))
+INTERPRETED = """
+import torch
+from commtax_lab.measure.study import fused
+
+torch.manual_seed(0)
+def tensors(*shapes): return [torch.randn(s).bfloat16() for s in shapes]
+def both(run, *outs):
+    found = []
+    for fused.INTERPRETED in (True, False):
+        run()
+        found.append([o.float().clone() for o in outs])
+        [o.zero_() for o in outs]
+    return max(float((a - b).norm() / b.norm()) for a, b in zip(*found))
+
+x, r, w, s, o = tensors((3, 320), (3, 320), (320,), (3, 320), (3, 320))
+assert both(lambda: fused.add_norm(x, r, w, s, o), s, o) < 0.01
+g, o = tensors((3, 2600), (3, 1300))
+assert both(lambda: fused.swiglu(g, o), o) < 0.01
+for normed in (False, True):
+    qkv, q, keys, values, n = tensors((3, 9 * 64), (3, 5, 64), (1, 8, 2, 64), (1, 8, 2, 64), (64,))
+    t = fused.turns(torch.tensor([5, 0, 7]), torch.tensor([5, 1, 7]), 64, 8)
+    [c.zero_() for c in (keys, values)]
+    assert both(lambda: fused.rotary_write(qkv, q, keys, values, t, n.repeat(2, 1) if normed else None), q, keys, values) < 0.01
+"""
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -73,8 +99,6 @@ def test_this_machine_is_read():
 
 
 # --- programs of others ----------------------------------------------------------------------------------------------------
-
-
 @each(("code", "log", "says"), DATA["how_an_engine_ended_is_recognised"])
 def test_how_an_engine_ended_is_recognised(code, log, says):
     found = failure("vllm serve", code, log, "bf16")
@@ -94,15 +118,6 @@ def test_a_leash_ends_as_its_program_does(code):
     script = f"import os; os.kill(os.getpid(), {-code})" if code < 0 else f"raise SystemExit({code})"
     done = subprocess.run(leash_command([sys.executable, "-c", script]), check=False, timeout=60, start_new_session=True)
     assert done.returncode == code
-
-
-STARTER = """
-import subprocess, sys, time
-from commtax_lab.measure.study.leash import leash_command
-program = "import os, time, sys; print(os.getpid(), flush=True); time.sleep(600)"
-subprocess.Popen(leash_command([sys.executable, "-c", program]), start_new_session=True)
-time.sleep(600)
-"""
 
 
 def test_a_leashed_program_does_not_outlive_a_killed_starter():
@@ -125,11 +140,6 @@ def test_what_torch_says_of_missing_instructions_is_no_error():
     warnings.warn("mkldnn_linear: bf16 path needs the cpu support avx512bw, avx512vl and avx512dq", UserWarning, stacklevel=1)
     with pytest.raises(UserWarning):
         warnings.warn("anything else", UserWarning, stacklevel=1)
-
-
-ROWS = ROOT / "benchmarks" / "h200"
-
-FILES = sorted(ROWS.glob("*.jsonl"))
 
 
 def sweep(*words):
@@ -225,32 +235,6 @@ def test_decoding_continues_what_prefill_began():
     token = rank_steps._StepBuffers(shape, "decode", 1, length, "cpu", 1)
     token.ids.copy_(prompt.ids[-1:])
     assert (token(layers, table, head).float() - want).norm() / want.norm() < 0.03
-
-
-INTERPRETED = """
-import torch
-from commtax_lab.measure.study import fused
-
-torch.manual_seed(0)
-def tensors(*shapes): return [torch.randn(s).bfloat16() for s in shapes]
-def both(run, *outs):
-    found = []
-    for fused.INTERPRETED in (True, False):
-        run()
-        found.append([o.float().clone() for o in outs])
-        [o.zero_() for o in outs]
-    return max(float((a - b).norm() / b.norm()) for a, b in zip(*found))
-
-x, r, w, s, o = tensors((3, 320), (3, 320), (320,), (3, 320), (3, 320))
-assert both(lambda: fused.add_norm(x, r, w, s, o), s, o) < 0.01
-g, o = tensors((3, 2600), (3, 1300))
-assert both(lambda: fused.swiglu(g, o), o) < 0.01
-for normed in (False, True):
-    qkv, q, keys, values, n = tensors((3, 9 * 64), (3, 5, 64), (1, 8, 2, 64), (1, 8, 2, 64), (64,))
-    t = fused.turns(torch.tensor([5, 0, 7]), torch.tensor([5, 1, 7]), 64, 8)
-    [c.zero_() for c in (keys, values)]
-    assert both(lambda: fused.rotary_write(qkv, q, keys, values, t, n.repeat(2, 1) if normed else None), q, keys, values) < 0.01
-"""
 
 
 def test_triton_kernels_do_what_plain_functions_do():

@@ -20,10 +20,7 @@ from commtax.cli.app import VERBS, commands
 from paths import DOCUMENTS, ROOT
 
 PROJECTS = {"commtax": (ROOT, "src/commtax"), "commtax_lab": (ROOT / "laboratory", "commtax_lab")}
-
 JUNK = re.compile(r"__pycache__|\.pyc$|/tests?/|\.egg-info|/\.")
-
-
 BUILD = """
 import os, sys, tarfile
 from hatchling import build
@@ -37,7 +34,6 @@ os.chdir(os.path.join(out, "unpacked", archive.removesuffix(".tar.gz")))
 build.build_wheel(os.path.join(out, "again"))
 print(archive, wheel)
 """
-
 """What ``python -m build`` asks the backend, without an environment of its own: an archive, a wheel, and one of the archive."""
 
 

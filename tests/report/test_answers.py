@@ -37,11 +37,8 @@ from pseudo_terminal import SIGNS, on_a_terminal
 from tables import tables
 
 SMALL, HOST = ("llama-3.2-1b", "2xh100-sxm"), ("llama-3.1-8b", "8xh100-sxm")
-
 LOG, TINY = FIXTURES / "vllm-cpu-tp2.log", FIXTURES / "tiny-llama"
-
 TRACES = [FIXTURES / f"vllm-cpu-tp2-rank{rank}.trace.json.gz" for rank in (0, 1)]
-
 ASKED = {
     "bill": (lambda: commtax.bill(*HOST, tp=8), "bill llama-3.1-8b -c 8xh100-sxm -tp 8"),
     "prefill": (lambda: commtax.bill(*HOST, tp=2, phase="prefill"), "bill llama-3.1-8b -c 8xh100-sxm -tp 2 --phase prefill"),
@@ -95,15 +92,50 @@ ASKED = {
     "audit": (lambda: commtax.audit_run(LOG, model=str(TINY), cluster="2xcpu", tp=2), f"audit {LOG} -m {TINY} -c 2xcpu -tp 2"),
     "traces": (lambda: commtax.audit_run(*TRACES), f"audit {TRACES[0]} {TRACES[1]}"),
 }
-
 """A function and the command that asks the same."""
-
 ARRAYS = {
     "bills": lambda: commtax.bill(*HOST, tp=np.array([1, 2, 4, 8]), batch=[1, 8, 64, 256]),
     "sent": lambda: commtax.traffic(*HOST, tp=np.array([1, 2, 4, 8])),
     "loops": lambda: commtax.simulate(*HOST, tp=np.array([1, 2]), concurrency=8),
     "sizes": lambda: commtax.expect("all-reduce", "8xh100-sxm", nbytes=2.0 ** np.arange(10, 31, 4)),
 }
+MAPPED = table("report/documents.toml")
+WIDTHS = st.integers(60, 160)
+FIGURES = st.builds(
+    "{} {}".format, st.decimals(0, 9999, places=1).map(lambda x: f"{x:,}"), st.sampled_from(["ms", "µs", "GiB", "%", "tokens/s"])
+)
+PLANS = st.builds(
+    "{} GPUs = {} x TP {} for prompts + {} replicas x DP 2 x TP {} for decoding".format,
+    *[st.sampled_from([1, 2, 4, 8, 16, 512])] * 5,
+)
+WORDS = st.text("abcde 0123456789µ–", max_size=160).map(lambda text: " ".join(text.split()))
+TABLES = table("report/figures.toml")["tables"]
+SCRIPT = (SOURCE / "web" / "page" / "sortable.js").read_text()
+PAGE = Path(web.__file__).parent / "page"
+DATA = tables(__file__)
+PLAN = ("plan", "llama-3.1-8b", "-c", "4xh100-sxm", "--ttft", "500ms", "--tpot", "30ms", "--top", "4")
+TRAIN = ("bill", "llama-3.1-8b", "-c", "8xh100-sxm", "--phase", "train", "-dp", "8")
+SHOWN = {
+    "bill": ("bill", "llama-3.1-8b", "-c", "8xh100-sxm", "-tp", "8"),
+    "train": (*TRAIN, "--engine", "fsdp", "--measured-mfu", "30%"),
+    "why": ("bill", "llama-3.1-8b", "-c", "8xh100-sxm", "-tp", "8", "--why", "attention output"),
+    "exact": ("bill", "llama-3.1-8b", "-c", "8xh100-sxm", "-tp", "8", "--exact"),
+    "plan": PLAN,
+    "no plan": ("plan", "llama-3.1-70b", "-c", "2xh100-sxm", "--ttft", "10ms", "--tpot", "3ms"),
+    "clusters": ("plan", "llama-3.1-8b", "-c", "2xl40s", "-c", "2xh100-sxm"),
+    "compare": ("compare", "llama-3.1-8b", "-c", "8xh100-sxm", "--plans", "tp2,tp8", "--batches", "1,64"),
+    "over": ("compare", "llama-3.1-8b", "-c", "8xh100-sxm", "-tp", "2", "--over", "batch=1:8"),
+    "simulate": ("simulate", "llama-3.1-8b", "-c", "8xh100-sxm", "-tp", "2", "--concurrency", "64"),
+    "fit": ("fit", "llama-3.1-405b", "-c", "8xh100-sxm"),
+    "expect": ("expect", "all-reduce", "-c", "2x8xh100-sxm", "--size", "1G", "--measured", "450GB/s"),
+    "pipeline": ("pipeline", "-p", "4", "-m", "16", "--schedule", "zb-h1"),
+    "audit": ("audit", str(FIXTURES / "vllm-cpu-tp2.log")),
+    "catalog": ("catalog", "chips", "h100-sxm"),
+}
+COLUMNS = (40, 60, 80, 100, 140)
+READABLE = {"0", "1", "2", "22", "31", "32", "34", "35", "36"}
+"""Bold, dim, red, green, blue, magenta and cyan: no yellow, no white, nothing bright, no grounds."""
+UNIT = re.compile(r"\s*(ms|µs|s|KiB|MiB|GiB|GB/s|GPUs?|tokens/s|%)(?![\w/])")
 
 
 @cache
@@ -252,16 +284,11 @@ def test_help_has_an_example(name):
     assert ">>> " in inspect.getdoc(getattr(commtax, name))
 
 
-MAPPED = table("report/documents.toml")
-
-PACKAGES = ("verbs", "runs")
-
-
 def records():
     """All data classes that answers are made of, by name."""
     found = {}
     for info in pkgutil.walk_packages(commtax.__path__, "commtax."):
-        if info.name.split(".")[1] in PACKAGES:
+        if info.name.split(".")[1] in ("verbs", "runs"):
             found |= {name: kind for name, kind in vars(import_module(info.name)).items() if is_dataclass(kind)}
     return found
 
@@ -299,20 +326,6 @@ def test_what_is_no_number_is_null():
         "d": 0.5,
         "bytes": 1.5,
     }
-
-
-WIDTHS = st.integers(60, 160)
-
-FIGURES = st.builds(
-    "{} {}".format, st.decimals(0, 9999, places=1).map(lambda x: f"{x:,}"), st.sampled_from(["ms", "µs", "GiB", "%", "tokens/s"])
-)
-
-PLANS = st.builds(
-    "{} GPUs = {} x TP {} for prompts + {} replicas x DP 2 x TP {} for decoding".format,
-    *[st.sampled_from([1, 2, 4, 8, 16, 512])] * 5,
-)
-
-WORDS = st.text("abcde 0123456789µ–", max_size=160).map(lambda text: " ".join(text.split()))
 
 
 @st.composite
@@ -397,11 +410,6 @@ def test_a_word_that_no_line_holds_is_broken_and_not_lost():
     assert sum(line.count("part") for line in lines) >= 24  # few are broken themselves
 
 
-TABLES = table("report/figures.toml")["tables"]
-
-SCRIPT = (SOURCE / "web" / "page" / "sortable.js").read_text()
-
-
 @pytest.mark.parametrize("name", TABLES)
 def test_tables_list_figures(name):
     shown = figure_table(name)
@@ -435,9 +443,6 @@ def test_every_figure_is_used_and_has_a_unit_that_the_page_writes():
         assert one.help.endswith(".")
 
 
-PAGE = Path(web.__file__).parent / "page"
-
-
 def test_page_and_plots_have_the_same_colours_and_as_many_marks():
     css, script = (PAGE / "page.css").read_text(), (PAGE / "front.js").read_text()
     on_page = {name: [light, dark] for name, light, dark in re.findall(r"--([a-z-]+): light-dark\((#\w{6}), (#\w{6})\);", css)}
@@ -469,41 +474,6 @@ def test_collectives_have_a_colour_of_their_own_in_a_bill():
     assert {fill for label, fill in fills.items() if label.startswith("tp ")} == {hot}
 
 
-DATA = tables(__file__)
-
-PLAN = ("plan", "llama-3.1-8b", "-c", "4xh100-sxm", "--ttft", "500ms", "--tpot", "30ms", "--top", "4")
-
-TRAIN = ("bill", "llama-3.1-8b", "-c", "8xh100-sxm", "--phase", "train", "-dp", "8")
-
-SHOWN = {
-    "bill": ("bill", "llama-3.1-8b", "-c", "8xh100-sxm", "-tp", "8"),
-    "train": (*TRAIN, "--engine", "fsdp", "--measured-mfu", "30%"),
-    "why": ("bill", "llama-3.1-8b", "-c", "8xh100-sxm", "-tp", "8", "--why", "attention output"),
-    "exact": ("bill", "llama-3.1-8b", "-c", "8xh100-sxm", "-tp", "8", "--exact"),
-    "plan": PLAN,
-    "no plan": ("plan", "llama-3.1-70b", "-c", "2xh100-sxm", "--ttft", "10ms", "--tpot", "3ms"),
-    "clusters": ("plan", "llama-3.1-8b", "-c", "2xl40s", "-c", "2xh100-sxm"),
-    "compare": ("compare", "llama-3.1-8b", "-c", "8xh100-sxm", "--plans", "tp2,tp8", "--batches", "1,64"),
-    "over": ("compare", "llama-3.1-8b", "-c", "8xh100-sxm", "-tp", "2", "--over", "batch=1:8"),
-    "simulate": ("simulate", "llama-3.1-8b", "-c", "8xh100-sxm", "-tp", "2", "--concurrency", "64"),
-    "fit": ("fit", "llama-3.1-405b", "-c", "8xh100-sxm"),
-    "expect": ("expect", "all-reduce", "-c", "2x8xh100-sxm", "--size", "1G", "--measured", "450GB/s"),
-    "pipeline": ("pipeline", "-p", "4", "-m", "16", "--schedule", "zb-h1"),
-    "audit": ("audit", str(FIXTURES / "vllm-cpu-tp2.log")),
-    "catalog": ("catalog", "chips", "h100-sxm"),
-}
-
-FIRST = DATA["first"]
-
-COLUMNS = (40, 60, 80, 100, 140)
-
-READABLE = {"0", "1", "2", "22", "31", "32", "34", "35", "36"}
-
-"""Bold, dim, red, green, blue, magenta and cyan: no yellow, no white, nothing bright, no grounds."""
-
-UNIT = re.compile(r"\s*(ms|µs|s|KiB|MiB|GiB|GB/s|GPUs?|tokens/s|%)(?![\w/])")
-
-
 @cache
 def printed():
     """All questions at all widths, by one process."""
@@ -533,7 +503,7 @@ def test_nothing_is_wider_than_the_terminal_or_cut(width):
 
 @pytest.mark.parametrize("width", COLUMNS)
 def test_the_answer_comes_first(width):
-    for name, first in FIRST.items():
+    for name, first in DATA["first"].items():
         assert re.match(first, " ".join(" ".join(lines(width, name)[:6]).split())), name
 
 

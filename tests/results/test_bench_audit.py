@@ -25,6 +25,15 @@ from paths import FIXTURES, SHARED
 PLACE = "8xh100-sxm"
 REAL = {real["name"]: real for real in json.loads((FIXTURES / "audit/benches.json").read_text())}
 OPEN_LOOP = SHARED / "open_loop/open_loop_runs.csv"
+LOADS = (
+    BenchmarkLoad(512, 128, batch=4),
+    BenchmarkLoad(512, 128, clients=1, count=20, spread=0.0),
+    BenchmarkLoad(1024, 128, clients=32, count=320, spread=0.0),
+    BenchmarkLoad(512, 64, clients=200, count=200, spread=0.0),
+    BenchmarkLoad(512, 128, rate=8.0, count=200, spread=0.5),
+    BenchmarkLoad(512, 128, clients=16, rate=30.0, count=200, spread=0.0),
+)
+ASKED = ("-m", "llama-3.1-8b", "-c", PLACE, "-tp", 1)
 
 
 @cache
@@ -62,16 +71,6 @@ def measured(load, claim, **times):
 
 def verdicts(section):
     return {f.code: f.verdict for f in section.findings if f.predicted is not None}
-
-
-LOADS = (
-    BenchmarkLoad(512, 128, batch=4),
-    BenchmarkLoad(512, 128, clients=1, count=20, spread=0.0),
-    BenchmarkLoad(1024, 128, clients=32, count=320, spread=0.0),
-    BenchmarkLoad(512, 64, clients=200, count=200, spread=0.0),
-    BenchmarkLoad(512, 128, rate=8.0, count=200, spread=0.5),
-    BenchmarkLoad(512, 128, clients=16, rate=30.0, count=200, spread=0.0),
-)
 
 
 @pytest.mark.parametrize("load", LOADS, ids=str)
@@ -284,9 +283,6 @@ def document(load, claim, **times):
     totals = {"total_input_tokens": load.prompt * load.count, "total_output_tokens": load.answer * load.count}
     said = {"completed": load.count, "max_concurrency": load.clients, "request_rate": "inf"}
     return {"duration": load.count * load.answer / rates["output_throughput"], **said, **totals, **rates, **plain}
-
-
-ASKED = ("-m", "llama-3.1-8b", "-c", PLACE, "-tp", 1)
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,7 @@ from paths import FIXTURES, ROOT
 from tables import tables
 
 DATA = tables(__file__)
-
 REAL = json.loads((FIXTURES / "audit" / "benches.json").read_text())
-
 SERVE = {
     "date": "20250101-000000",
     "backend": "vllm",
@@ -53,6 +51,61 @@ SERVE = {
     "mean_itl_ms": 7.3,
     "mean_e2el_ms": 950.0,
 }
+DAMAGE = ("", "\n", "{", "}", '"', ":", ",", "9" * 30, "-", "nan", "inf", "│", "=" * 50, "\0", "[" * 50)
+PLAIN = some.none() | some.integers() | some.text(max_size=4)
+UNITS = ("Mean TTFT (ms): 1\n", 'vllm:a{b="c"} 1\n', "│ a │ 1 │\n", "MLPerf Results Summary\na : 1\n", "Throughput: 1 ", "1" * 9)
+BELOW = DATA["below"]
+MARKDOWN = """| ISL | Concurrency | TTFT Avg (ms) | TTFT P99 (ms) | TPOT (ms) | Req/s |
+|---|---|---|---|---|---|
+| 128 | 1 | 50 | 90 | 20 | 0.5 |
+| 256 | 8 | 70 | 99 | 25 | 3.5 |
+"""
+ACROSS = """| Metric | main | patched | change |
+|---|---|---|---|
+| Mean TTFT (ms) | 80 | 60 | -25% |
+| Output token throughput (tok/s) | 100 | 120 | +20% |
+"""
+BOX = DATA["box"]
+SPANNED = DATA["spanned"]
+TABLE = "============ Serving Benchmark Result ============\nSuccessful requests: 9\nMean TTFT (ms): 5.0\n" + "=" * 50 + "\n"
+LENGTHS = "| ISL | OSL | N | TTFT Avg (ms) | TPOT Avg (ms) | E2EL Avg (ms) |\n"
+LENGTHS += "|---|---|---|---|---|---|\n| 128 | 128 | 8 | 700 | 30 | {} |\n"
+HEAD = "# nThread 1 nGpus {} minBytes 8 maxBytes 134217728 step: 2(factor) warmup iters: 5 iters: 20\n"
+TITLES = "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong\n"
+ROW = "{:>12} {:>12}     float     sum      -1  {:>7}   20.00   30.00      0  {:>7}   20.00   30.00      0\n"
+END = "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 30\n"
+NCCL = {
+    "args": ["./build/alltoall_perf", "-b", "8M"],
+    "config": {
+        "nthreads": 1,
+        "ngpus": 2,
+        "minimum_bytes": 8388608,
+        "maximum_bytes": 16777216,
+        "step_factor": 2,
+        "devices": [{"rank": r, "hostname": "n", "device_hex": f"0000:{r}a:00", "device_info": "NVIDIA H100"} for r in (0, 1)],
+    },
+    "results": [
+        {
+            "size": 8388608 << i,
+            "count": 1048576 << i,
+            "type": "float",
+            "redop": "none",
+            "root": "    -1",
+            "out_of_place": {"time": 60.5 * (i + 1), "alg_bw": 138.6, "bus_bw": 69.3, "nwrong": 0},
+            "in_place": {"time": 60.1, "alg_bw": 139.5, "bus_bw": 69.7, "nwrong": None},
+        }
+        for i in (0, 1)
+    ],
+    "average_bus_bandwidth": {"bandwidth": 69.5},
+}
+RCCL = [
+    {"name": "AllReduce", "gpus": 4, "size": size, "inPlace": way, "time": us, "algBw": 50.0, "busBw": 75.0, "#wrong": "0"}
+    for size, us in ((1024, 19.2), (1 << 30, 21400.0))
+    for way in (0, 1)
+]
+SLOW = (ROOT / "examples" / "all-reduce-8xh100.txt").read_text()
+PAGES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["page"]
+times = some.lists(some.floats(0.0005, 60), max_size=20)
 
 
 def one(content):
@@ -162,9 +215,6 @@ def test_the_real_ones_are_of_many_kinds():
     assert all(real["source"] for real in REAL)
 
 
-DAMAGE = ("", "\n", "{", "}", '"', ":", ",", "9" * 30, "-", "nan", "inf", "│", "=" * 50, "\0", "[" * 50)
-
-
 @given(some.sampled_from(REAL), some.data())
 def test_what_is_cut_off_or_damaged_is_read_or_refused(real, data):
     text = real["text"]
@@ -195,9 +245,6 @@ def test_json_that_ends_early_gives_its_whole_fields():
     assert "mean_e2el_ms" in found.notes[0]
     (found,) = bench.parse(json.dumps(SERVE) + "\n" + json.dumps(SERVE)[:200])
     assert "result 2" in found.notes[0]
-
-
-PLAIN = some.none() | some.integers() | some.text(max_size=4)
 
 
 @given(
@@ -282,9 +329,6 @@ def test_a_quantile_lies_within_its_bucket(times, share):
     assert low <= sorted(times)[math.ceil(share * len(times) - 1e-9) - 1] <= high
 
 
-UNITS = ("Mean TTFT (ms): 1\n", 'vllm:a{b="c"} 1\n', "│ a │ 1 │\n", "MLPerf Results Summary\na : 1\n", "Throughput: 1 ", "1" * 9)
-
-
 @pytest.mark.parametrize("unit", UNITS)
 def test_time_grows_with_the_text(unit):
     began = time.process_time()
@@ -298,34 +342,11 @@ def test_too_many_results():
         bench.read("Avg latency: 1 seconds\n" * 2_002)
 
 
-LISTED = DATA["listed"]
-
-MINUTES = DATA["minutes"]
-
-BELOW = DATA["below"]
-
-MARKDOWN = """| ISL | Concurrency | TTFT Avg (ms) | TTFT P99 (ms) | TPOT (ms) | Req/s |
-|---|---|---|---|---|---|
-| 128 | 1 | 50 | 90 | 20 | 0.5 |
-| 256 | 8 | 70 | 99 | 25 | 3.5 |
-"""
-
-ACROSS = """| Metric | main | patched | change |
-|---|---|---|---|
-| Mean TTFT (ms) | 80 | 60 | -25% |
-| Output token throughput (tok/s) | 100 | 120 | +20% |
-"""
-
-BOX = DATA["box"]
-
-SPANNED = DATA["spanned"]
-
-
 def test_lists_of_other_tools_in_seconds():
-    (found,) = bench.read(LISTED)
+    (found,) = bench.read(DATA["listed"])
     assert (found.concurrency, found.duration_s, found.requests_per_s, found.output_tokens_per_s) == (16, 10, 2, 400)
     assert (found.stats["ttft"], found.requests, found.output_len) == ({"min": 0.1, "max": 0.9, "mean": 0.4}, 20, 200)
-    (found,) = bench.read(MINUTES)
+    (found,) = bench.read(DATA["minutes"])
     assert (found.model, found.requests_per_s, found.output_tokens_per_s) == ("org/some-model-7b", 0.4, 100)
     assert (found.seconds("ttft", "mean"), found.seconds("e2el", "mean"), found.requests) == (0.5, 9.0, 20)
     (found,) = bench.read(BELOW)
@@ -381,9 +402,6 @@ def test_json_whose_keys_are_labels():
     assert (found.requests, found.request_rate, found.stats) == (9, 2.0, {"ttft": {"mean": 0.2}, "tpot": {"mean": 0.02}})
 
 
-TABLE = "============ Serving Benchmark Result ============\nSuccessful requests: 9\nMean TTFT (ms): 5.0\n" + "=" * 50 + "\n"
-
-
 @pytest.mark.parametrize(
     ("command", "said"),
     [
@@ -437,24 +455,10 @@ def test_zeros_are_no_times_and_failures_are_a_cause():
     assert [c.said for c in section.causes] == ["8 of 8 requests failed: nothing was measured"]
 
 
-LENGTHS = "| ISL | OSL | N | TTFT Avg (ms) | TPOT Avg (ms) | E2EL Avg (ms) |\n"
-
-LENGTHS += "|---|---|---|---|---|---|\n| 128 | 128 | 8 | 700 | 30 | {} |\n"
-
-
 @pytest.mark.parametrize(("whole_ms", "verdict"), [(4510, "agree"), (4800, "unknown"), (4000, "unknown"), (9000, "disagree")])
 def test_a_length_that_was_only_asked_for_refutes_no_run_by_little(whole_ms, verdict):
     section = audit_bench(bench.read(LENGTHS.format(whole_ms)), None, "x")
     assert [f.verdict for f in section.findings if f.item.startswith("E2E = ")] == [verdict]
-
-
-HEAD = "# nThread 1 nGpus {} minBytes 8 maxBytes 134217728 step: 2(factor) warmup iters: 5 iters: 20\n"
-
-TITLES = "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong\n"
-
-ROW = "{:>12} {:>12}     float     sum      -1  {:>7}   20.00   30.00      0  {:>7}   20.00   30.00      0\n"
-
-END = "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 30\n"
 
 
 def rows(*sizes):
@@ -527,38 +531,6 @@ def test_columns_of_newer_versions():
     assert (row.seconds, row.in_place_s, row.wrong) == pytest.approx((10.5e-6, 12.5e-6, 2))
 
 
-NCCL = {
-    "args": ["./build/alltoall_perf", "-b", "8M"],
-    "config": {
-        "nthreads": 1,
-        "ngpus": 2,
-        "minimum_bytes": 8388608,
-        "maximum_bytes": 16777216,
-        "step_factor": 2,
-        "devices": [{"rank": r, "hostname": "n", "device_hex": f"0000:{r}a:00", "device_info": "NVIDIA H100"} for r in (0, 1)],
-    },
-    "results": [
-        {
-            "size": 8388608 << i,
-            "count": 1048576 << i,
-            "type": "float",
-            "redop": "none",
-            "root": "    -1",
-            "out_of_place": {"time": 60.5 * (i + 1), "alg_bw": 138.6, "bus_bw": 69.3, "nwrong": 0},
-            "in_place": {"time": 60.1, "alg_bw": 139.5, "bus_bw": 69.7, "nwrong": None},
-        }
-        for i in (0, 1)
-    ],
-    "average_bus_bandwidth": {"bandwidth": 69.5},
-}
-
-RCCL = [
-    {"name": "AllReduce", "gpus": 4, "size": size, "inPlace": way, "time": us, "algBw": 50.0, "busBw": 75.0, "#wrong": "0"}
-    for size, us in ((1024, 19.2), (1 << 30, 21400.0))
-    for way in (0, 1)
-]
-
-
 def test_json_of_both(audited):
     found = audited(json.dumps(NCCL), "a.json").findings
     assert [f.measured for f in found if f.code == "size"] == pytest.approx([60.5e-6, 121e-6])
@@ -574,9 +546,6 @@ def test_rows_of_nothing_are_in_the_average_and_are_not_missing(audited):
     text = HEAD.format(8) + TITLES + empty * 2 + rows(67108864, 134217728) + END.replace(": 30", ": 15")
     (average,) = (f for f in audited(text).findings if "average" in f.item)
     assert average.reason == "as printed: the mean of these rows"
-
-
-SLOW = (ROOT / "examples" / "all-reduce-8xh100.txt").read_text()
 
 
 def test_a_host_that_its_devices_name_is_judged_as_if_it_were_named(tmp_path):
@@ -603,11 +572,6 @@ def test_names_that_do_not_tell_links_judge_nothing(tmp_path, device, hosts):
     assert done.returncode == 0
     assert "give --cluster to judge it" in " ".join(done.stdout.split())
     assert "disagree" not in done.stdout
-
-
-PAGES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["page"]
-
-times = some.lists(some.floats(0.0005, 60), max_size=20)
 
 
 def page_of(values, **more):

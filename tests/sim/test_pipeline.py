@@ -19,7 +19,6 @@ from made_traces import clashes
 from tables import tables
 
 DATA = tables(__file__)
-
 NAMES = sorted(SCHEDULES)
 CHUNKS = {"interleaved": (1, 2, 3)}
 MANY = (*range(1, 25), 31, 32, 33, 48, 63, 64)

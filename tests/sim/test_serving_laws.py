@@ -24,10 +24,13 @@ from paths import HELPERS
 from toy_engine import Case, Stepping, cases, constant_surface, stream
 
 EXACT = 1e-9
-
 TIMES = ("sent_s", "started_s", "first_s", "done_s", "preempted_s")
-
 few = settings(max_examples=30)
+ONE = Rules(tokens=64, seqs=1, blocks=10**6, block=16)
+STEP_S = 0.01
+LONG = 2_000_000  # services of a queue whose mean is compared with a formula's limit
+SIMULATED = 4000  # … of which so many are simulated
+OFFERED = ("request_rate", "seed", "router", "warmup")
 
 
 def same(one, other, names=TIMES):
@@ -333,15 +336,6 @@ def _already_prompted(case):
     return book, engine
 
 
-ONE = Rules(tokens=64, seqs=1, blocks=10**6, block=16)
-
-STEP_S = 0.01
-
-LONG = 2_000_000  # services of a queue whose mean is compared with a formula's limit
-
-SIMULATED = 4000  # … of which so many are simulated
-
-
 def lindley(services, gaps):
     """Waits of a queue of one server, first come first served: W' = max(0, W + S - A), in all steps at once."""
     walk = np.concatenate([[0.0], np.cumsum(services[:-1] - gaps[1:])])
@@ -399,9 +393,6 @@ def asked(**words):
     usual = {"tp": 1, "input_len": 256, "output_len": 64, "num_prompts": 1500, "concurrency": 1}
     known = {name: words.pop(name) for name in list(words) if name in OFFERED}
     return settle(resolve_question("llama-3.1-8b", "8xh100-sxm", {**usual, **words}).but(**known))
-
-
-OFFERED = ("request_rate", "seed", "router", "warmup")
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])

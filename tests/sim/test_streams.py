@@ -20,12 +20,44 @@ from paths import SHARED
 from tables import tables
 
 DATA = tables(__file__)
-
 OPEN_LOOP = SHARED / "open_loop"
 needs_shared = pytest.mark.skipif(not OPEN_LOOP.is_dir(), reason="the shared open-loop runs are not here")
 MANY = 20_000
 SETS = catalog.keys("lengths")
 SPELLINGS = DATA["spellings"]
+OWN = "arrival_s,input_tokens,output_tokens"
+HOSTILE = {
+    "empty": ("", "empty"),
+    "blank": (" \n\n", "empty"),
+    "header alone": (OWN, "0 requests"),
+    "other columns": ("a,b,c\n1,2,3\n", "line 1: no header of a trace"),
+    "a column lacks": ("arrival_s,input_tokens\n1,2\n", "line 1: the column output_tokens is missing"),
+    "nan": (f"{OWN}\n0,1,1\nnan,2,3\n", "line 3: arrival_s is 'nan'"),
+    "infinite": (f"{OWN}\n0,1,1\n\ninf,2,3\n", "line 4: arrival_s is 'inf'"),
+    "negative time": (f"{OWN}\n-1,2,3\n", "line 2: arrival_s is '-1'; a time from 0"),
+    "negative length": (f"{OWN}\n1,-2,3\n", "line 2: input_tokens is '-2'; a whole number from 1"),
+    "fraction": (f"{OWN}\n1,2,3.5\n", "line 2: output_tokens is '3.5'"),
+    "huge": (f"{OWN}\n1,1e300,3\n", "line 2: input_tokens is '1e300'"),
+    "huge time": (f"{OWN}\n1e12,1,3\n", "line 2: arrival_s is '1e12'"),
+    "short row": (f"{OWN}\n1,2\n", "line 2: output_tokens is ''"),
+    "words": (f"{OWN}\none,2,3\n", "line 2: arrival_s is 'one'"),
+    "no answer": (f"{OWN}\n1,2,0\n", "no request has an answer"),
+    "too many ids": (f"{OWN},hash_ids\n1,2,3,4 5\n", "line 2: hash_ids are"),
+    "ids of words": (f"{OWN},hash_ids\n1,2,3,x\n", "line 2: hash_ids are"),
+    "no moment": ("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n", "line 2: timestamp is 'yesterday'"),
+    "cut off": ('{"timestamp": 1, "input_length": 2, "output_length": 3}\n{"timestamp": 2, "inp', "line 2: not valid JSON"),
+    "other JSON": ('{"a": 1}\n{"b": 2}\n', "line 1: no request with timestamp"),
+    "no list": ("[]", "no request with timestamp"),
+    "true": ('{"timestamp": true, "input_length": 2, "output_length": 3}', "item 1: timestamp is 'True'"),
+    "ids of fractions": ('{"timestamp": 1, "input_length": 2, "output_length": 3, "hash_ids": [1.5]}', "hash_ids are '[1.5]'"),
+    "ids of text": ('{"timestamp": 1, "input_length": 2, "output_length": 3, "hash_ids": "1"}', "hash_ids are '1'"),
+    "old benchmark": ('{"input_lens": [1], "output_lens": [1]}', "no start_times"),
+    "uneven": ('{"input_lens": [1], "output_lens": [1], "start_times": [1, 2]}', "lists of one length"),
+    "no lists": ('{"input_lens": 1, "output_lens": 1, "start_times": 1}', "lists of one length"),
+    "two runs": ('{"input_lens": [1], "output_lens": [1], "start_times": [1]}\n' * 2, "holds 2 runs"),
+    "other bytes": (bytes(range(128, 256)) * 4, "line 1: no header"),
+    "cut gzip": (gzip.compress(OWN.encode() * 99)[:-9], "damaged or cut off"),
+}
 
 
 def random(seed=0):
@@ -38,8 +70,6 @@ def same(a, b):
 
 
 # Arrivals
-
-
 @given(st.floats(0.01, 1e4), st.integers(1, 500), st.sampled_from([0.1, 0.5, 1.0, 4.0, math.inf]), st.integers(0, 99))
 def test_the_last_request_arrives_when_the_rate_says(rate, count, burstiness, seed):
     times = arrival_times(rate, count, burstiness, random(seed))
@@ -96,8 +126,6 @@ def test_impossible_streams_are_refused(given, argument):
 
 
 # Lengths
-
-
 @pytest.mark.parametrize("text", SPELLINGS)
 def test_means_are_those_asked_for(text):
     lengths = catalog.lengths(text)
@@ -194,8 +222,6 @@ def test_tables_that_ship_are_those_of_the_shared_files(name):
 
 
 # Streams
-
-
 @given(st.integers(0, 2**32), st.sampled_from([0, 3, 50]), st.sampled_from([0, 40]))
 @settings(max_examples=20)
 def test_the_same_seed_gives_the_same_bytes_and_another_rate_the_same_requests(seed, unique, shared):
@@ -231,8 +257,6 @@ def test_prompts_come_again_and_share_what_is_common(unique, shared, block):
 
 
 # Spellings
-
-
 @each(("text", "says"), DATA["a_bad_spelling_is_refused_with_the_nearest"])
 def test_a_bad_spelling_is_refused_with_the_nearest(text, says):
     with pytest.raises(Refusal) as refused:
@@ -274,8 +298,6 @@ def test_lengths_come_from_a_file(tmp_path):
 
 
 # Traces
-
-
 def trace(folder, text, name="trace.csv"):
     path = folder / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -321,41 +343,6 @@ def test_a_benchmark_gives_the_requests_it_sent(tmp_path):
     stream = trace(tmp_path, json.dumps(run, indent=1))
     assert (stream.arrival_s.tolist(), stream.input_len.tolist()) == ([0.0, 2.0], [7, 9])
     assert [note.code for note in stream.notes] == ["failed", "unsorted"]
-
-
-OWN = "arrival_s,input_tokens,output_tokens"
-HOSTILE = {
-    "empty": ("", "empty"),
-    "blank": (" \n\n", "empty"),
-    "header alone": (OWN, "0 requests"),
-    "other columns": ("a,b,c\n1,2,3\n", "line 1: no header of a trace"),
-    "a column lacks": ("arrival_s,input_tokens\n1,2\n", "line 1: the column output_tokens is missing"),
-    "nan": (f"{OWN}\n0,1,1\nnan,2,3\n", "line 3: arrival_s is 'nan'"),
-    "infinite": (f"{OWN}\n0,1,1\n\ninf,2,3\n", "line 4: arrival_s is 'inf'"),
-    "negative time": (f"{OWN}\n-1,2,3\n", "line 2: arrival_s is '-1'; a time from 0"),
-    "negative length": (f"{OWN}\n1,-2,3\n", "line 2: input_tokens is '-2'; a whole number from 1"),
-    "fraction": (f"{OWN}\n1,2,3.5\n", "line 2: output_tokens is '3.5'"),
-    "huge": (f"{OWN}\n1,1e300,3\n", "line 2: input_tokens is '1e300'"),
-    "huge time": (f"{OWN}\n1e12,1,3\n", "line 2: arrival_s is '1e12'"),
-    "short row": (f"{OWN}\n1,2\n", "line 2: output_tokens is ''"),
-    "words": (f"{OWN}\none,2,3\n", "line 2: arrival_s is 'one'"),
-    "no answer": (f"{OWN}\n1,2,0\n", "no request has an answer"),
-    "too many ids": (f"{OWN},hash_ids\n1,2,3,4 5\n", "line 2: hash_ids are"),
-    "ids of words": (f"{OWN},hash_ids\n1,2,3,x\n", "line 2: hash_ids are"),
-    "no moment": ("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n", "line 2: timestamp is 'yesterday'"),
-    "cut off": ('{"timestamp": 1, "input_length": 2, "output_length": 3}\n{"timestamp": 2, "inp', "line 2: not valid JSON"),
-    "other JSON": ('{"a": 1}\n{"b": 2}\n', "line 1: no request with timestamp"),
-    "no list": ("[]", "no request with timestamp"),
-    "true": ('{"timestamp": true, "input_length": 2, "output_length": 3}', "item 1: timestamp is 'True'"),
-    "ids of fractions": ('{"timestamp": 1, "input_length": 2, "output_length": 3, "hash_ids": [1.5]}', "hash_ids are '[1.5]'"),
-    "ids of text": ('{"timestamp": 1, "input_length": 2, "output_length": 3, "hash_ids": "1"}', "hash_ids are '1'"),
-    "old benchmark": ('{"input_lens": [1], "output_lens": [1]}', "no start_times"),
-    "uneven": ('{"input_lens": [1], "output_lens": [1], "start_times": [1, 2]}', "lists of one length"),
-    "no lists": ('{"input_lens": 1, "output_lens": 1, "start_times": 1}', "lists of one length"),
-    "two runs": ('{"input_lens": [1], "output_lens": [1], "start_times": [1]}\n' * 2, "holds 2 runs"),
-    "other bytes": (bytes(range(128, 256)) * 4, "line 1: no header"),
-    "cut gzip": (gzip.compress(OWN.encode() * 99)[:-9], "damaged or cut off"),
-}
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -25,14 +25,6 @@ from each import each
 from paths import HELPERS, ROOT, SOURCE
 
 PYTHON = {path: path.read_text() for path in sorted(SOURCE.rglob("*.py"))}
-
-
-def remembered():
-    """Everything of the catalogue that is read once."""
-    places = (catalog, loader, models, programs, flags, read_command)
-    return {f for place in places for f in vars(place).values() if hasattr(f, "cache_clear")}
-
-
 WORKED = {
     heading: body
     for heading, body in re.findall(r"(?ms)^## (.*?)$(.*?)(?=^#|\Z)", (ROOT / "CONTRIBUTING.md").read_text())
@@ -46,6 +38,12 @@ for line in sys.stdin.read().splitlines():
     done = run_here(*shlex.split(line, comments=True)[1:])
     assert done.returncode == (2 if line.endswith("# exit 2") else 0), (line, done.stdout, done.stderr)
 """
+
+
+def remembered():
+    """Everything of the catalogue that is read once."""
+    places = (catalog, loader, models, programs, flags, read_command)
+    return {f for place in places for f in vars(place).values() if hasattr(f, "cache_clear")}
 
 
 def blocks(body, language):

@@ -29,8 +29,13 @@ from made_traces import document, event, kernel, launch
 from paths import FIXTURES
 
 BACKWARD = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
-
 SIZES = {"allreduce": 1000, "all_to_all": 300, "allgather": 50}
+H100 = {"name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85017493504, "numSms": 132}
+REDUCE, GATHER, SCATTER, MESSAGE = (NCCL[key] for key in ("allreduce", "_allgather_base", "_reduce_scatter_base", "send"))
+NAMES = json.loads((FIXTURES / "audit" / "kernel-names.json").read_text())
+"""Found in public sources and profiles; each says where."""
+KINDS = ("compute", "comm", "copy", "F", "decode")
+SLICE = st.tuples(st.integers(0, 2), st.integers(0, 10**7), st.integers(0, 10**5), st.integers(0, 4))
 
 
 def told(*documents):
@@ -42,8 +47,6 @@ def by_code(section, code):
 
 
 # What belongs to a step
-
-
 def gapped(pause_us, inside, late_us=0, before=()):
     """1.8 ms of kernels, a pause in which the host is in one call, and a few more kernels, launched behind it or before it."""
     events = [event("user_annotation", "ProfilerStep#7", 0, 1900 + pause_us + 900), *before]
@@ -113,8 +116,6 @@ def test_a_step_lasts_until_the_next_unless_host_and_device_rest(work):
 
 
 # One length of a step
-
-
 def sent(op, at, number, count=1000, dtype="Byte", group=4):
     said = {"Collective name": op, "In msg nelems": count, "Out msg nelems": count, "dtype": dtype, "Group size": group}
     return [launch(at - 1, number), kernel("ncclDevKernel_SendRecv(x)", at, 40, number, 20, **said)]
@@ -173,8 +174,6 @@ def test_one_rank_s_rest_is_part_of_its_step_while_the_others_work():
 
 
 # Two runs
-
-
 def test_a_figure_is_compared_with_its_own_of_the_other_run():
     """B has no all-gathers: its all-reduces were compared with A's all-gathers, and its all-to-alls with A's all-reduces."""
     before, after = steps_of([400] * 5), steps_of([400] * 5, ops=("allreduce", "all_to_all"))
@@ -206,8 +205,6 @@ def test_bytes_of_a_step_are_the_same_in_both_tables(run):
 
 
 # What collectives are of
-
-
 def trained(gradients, reduces, steps=5, reduce_us=(11,)):
     """Training steps with so many gradients and all-reduces each."""
     events, at, number = [], 100, 0
@@ -266,8 +263,6 @@ def test_a_median_far_from_its_mean_stands_beside_it():
 
 
 # Waiting on a device
-
-
 @pytest.mark.parametrize("name", ["event_wait", "EVENT_WAIT", "Notify_Wait"])
 def test_a_stream_that_waits_for_an_event_is_not_busy(name):
     """MTIA: 200 us of kernels and 700 us of waiting in the same stream were 100 % compute."""
@@ -279,11 +274,6 @@ def test_a_stream_that_waits_for_an_event_is_not_busy(name):
     used = typical_of_ranks(section)
     assert (used.total_s, used.compute_s, used.idle_s) == pytest.approx((900e-6, 200e-6, 700e-6))
     assert {(k.name, k.kind) for k in section.kernels} == {("fba", "compute"), (name, "wait")}
-
-
-H100 = {"name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85017493504, "numSms": 132}
-
-REDUCE, GATHER, SCATTER, MESSAGE = (NCCL[key] for key in ("allreduce", "_allgather_base", "_reduce_scatter_base", "send"))
 
 
 class Rank:
@@ -464,11 +454,6 @@ def test_a_collective_of_all_that_nobody_told_is_no_slow_link():
     assert row.wire_s == pytest.approx(1e-6 * (36 * 10 + sum(last + (15 + 2 * step) % 7 for step in range(6))), rel=0.01)
 
 
-NAMES = json.loads((FIXTURES / "audit" / "kernel-names.json").read_text())
-
-"""Found in public sources and profiles; each says where."""
-
-
 def test_enough_names_of_both_kinds():
     assert len(NAMES) >= 60
     assert sum(not n["op"] for n in NAMES) >= 25
@@ -500,11 +485,6 @@ def test_long_names_take_no_time():
     for name in ("ncclDevKernel_" + "AllReduce" * 200_000, "oneshotAllreduceFusionKernel<" + "a, " * 500_000, "cub::" * 400_000):
         kernel_op(name), algorithm_of(name), operator_op(name)
     assert perf_counter() - began < 1
-
-
-KINDS = ("compute", "comm", "copy", "F", "decode")
-
-SLICE = st.tuples(st.integers(0, 2), st.integers(0, 10**7), st.integers(0, 10**5), st.integers(0, 4))
 
 
 def timeline(rows):

@@ -27,16 +27,15 @@ from made_traces import decode_graphs, document, event, kernel, launch
 from tables import tables
 
 DATA = tables(__file__)
-
-
-def job_of(made):
-    return TracedJob.of([kineto.parse(d) for d in made.documents])
-
-
 SMALL = [
     ("slow rank", "tp"), ("slow rank", "ddp"), ("late rank", "tp-stream"), ("late rank", "fsdp"), ("slow link", "tp"),
     ("slow link", "pp"), ("starved stage", "pp"), ("lost overlap", "ddp"),
 ]  # fmt: skip
+SPANS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 400), st.integers(0, 60)), min_size=1, max_size=30)
+
+
+def job_of(made):
+    return TracedJob.of([kineto.parse(d) for d in made.documents])
 
 
 @each("skew", [0.0, 50.0])
@@ -97,8 +96,6 @@ def test_skew_changes_no_waiting():
 
 
 # Clocks
-
-
 @given(st.floats(-1, 1), st.floats(-50e-6, 50e-6), st.integers(0, 2**32 - 1))
 def test_offset_and_drift_are_found(offset, drift, seed):
     rng = np.random.default_rng(seed)
@@ -151,10 +148,6 @@ def test_a_rank_that_was_watched_later_is_matched_by_its_ends():
 
 
 # Time that is spent, by an oracle
-
-SPANS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 400), st.integers(0, 60)), min_size=1, max_size=30)
-
-
 @given(SPANS, st.lists(st.integers(0, 500), min_size=2, max_size=6, unique=True))
 def test_steps_equal_an_oracle_of_nanoseconds(rows, cuts):
     """Every nanosecond of every step, by hand: compute hides communication, both hide copies, the rest is idle."""
@@ -220,8 +213,6 @@ def test_rows_add_up(job):
 
 
 # Series
-
-
 @given(st.integers(0, 2**32 - 1), st.integers(6, 40), st.floats(0.1, 0.5))
 def test_a_rise_is_found_where_it_begins(seed, count, level):
     rng = np.random.default_rng(seed)
@@ -238,8 +229,6 @@ def test_a_single_slow_step_is_no_rise():
 
 
 # Steps by repetition
-
-
 def test_what_repeats_is_a_step():
     assert period_of(["warm", "up", *["qkv", "attn", "mlp"] * 4, "head", *(["qkv", "attn", "mlp"] * 4 + ["head"]) * 5]) == 13
     made = decode_graphs(4, 1, steps=5, phase=False)
@@ -258,8 +247,6 @@ def test_what_does_not_repeat_is_one_step():
 
 
 # What is told without a claim
-
-
 def layered(layers, extra, steps=4, attention=True, norms=True, pause=1, launched="cudaLaunchKernel"):
     """Decode steps with two all-reduces a layer, an attention kernel and two norms."""
     events, at, correlation = [], 0.0, 0

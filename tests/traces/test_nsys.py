@@ -24,16 +24,20 @@ from paths import FIXTURES
 from tables import tables
 
 DATA = tables(__file__)
-
 REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-
 GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-
 FUSED = "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>(vllm::RankData*)"
-
 PRODUCT = "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT"
-
 STEP = "execute_context_0(0)_generation_4(4)"
+JUNK = st.none() | st.text(max_size=5) | st.floats() | st.binary(max_size=40) | st.integers(-(2**63), 2**63 - 1)
+ROW = st.tuples(st.integers(1, 3), st.integers(0, 2), st.integers(0, 10**9), st.integers(1, 10**6), st.booleans())
+FOUND = json.loads((FIXTURES / "audit" / "rocprof.json").read_text())
+KERNELS = [f for f in FOUND if "rows" in f["expected"]]
+GENERIC = "ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)"
+KERNEL_COLUMNS = (
+    "Kind Agent_Id Queue_Id Stream_Id Thread_Id Dispatch_Id Kernel_Id Kernel_Name Correlation_Id Start_Timestamp End_Timestamp"
+)
+CALL_COLUMNS = "Domain Function Process_Id Thread_Id Correlation_Id Start_Timestamp End_Timestamp"
 
 
 def read(path):
@@ -257,9 +261,6 @@ def test_a_database_that_breaks_off_gives_what_is_readable(sound, tmp_path):
     assert all(t.partial and [n for n in t.notes if n.code == "partial"] for t in traces)
 
 
-JUNK = st.none() | st.text(max_size=5) | st.floats() | st.binary(max_size=40) | st.integers(-(2**63), 2**63 - 1)
-
-
 @given(st.data())
 def test_cells_of_any_type_are_read_or_refused(sound, tmp_path_factory, data):
     """SQLite keeps whatever is put into a column: one column of one table, in one row or in all."""
@@ -281,9 +282,6 @@ def test_cells_of_any_type_are_read_or_refused(sound, tmp_path_factory, data):
         read(path)
     except ValueError as error:
         assert "\n" not in str(error)  # noqa: PT017
-
-
-ROW = st.tuples(st.integers(1, 3), st.integers(0, 2), st.integers(0, 10**9), st.integers(1, 10**6), st.booleans())
 
 
 @given(st.lists(ROW, min_size=1, max_size=30))
@@ -345,19 +343,6 @@ def test_what_is_no_database():
     assert not nsys.looks_like(b"SQLite format 2")
     assert set(OLD) <= set(NEW)
     assert os.sep not in nsys.REPORTS[0]
-
-
-FOUND = json.loads((FIXTURES / "audit" / "rocprof.json").read_text())
-
-KERNELS = [f for f in FOUND if "rows" in f["expected"]]
-
-GENERIC = "ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)"
-
-KERNEL_COLUMNS = (
-    "Kind Agent_Id Queue_Id Stream_Id Thread_Id Dispatch_Id Kernel_Id Kernel_Name Correlation_Id Start_Timestamp End_Timestamp"
-)
-
-CALL_COLUMNS = "Domain Function Process_Id Thread_Id Correlation_Id Start_Timestamp End_Timestamp"
 
 
 def written(folder, found, number=0):

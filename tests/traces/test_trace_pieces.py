@@ -23,33 +23,9 @@ from paths import FIXTURES, SHARED
 from tables import tables
 
 DATA = tables(__file__)
-
 TRACES = SHARED / "traces"
 CPU = [FIXTURES / f"vllm-cpu-tp2-rank{r}.trace.json.gz" for r in (0, 1)]
 REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(x)"
-
-
-def told(trace, notes=True):
-    """All that a trace says, in an order of its own."""
-    line = trace.timeline
-    rows = zip(line.lane.tolist(), line.start_s.tolist(), line.end_s.tolist(), line.kind.tolist(), line.name, strict=True)
-    shown = sorted((line.lanes[lane], *others) for lane, *others in rows)
-    collectives = sorted(
-        (c.start_s, c.end_s, c.op, str(c.nbytes), c.ranks, c.name, c.step, c.graph, c.group) for c in trace.collectives
-    )
-    said = [str(n) for n in trace.notes] if notes else []
-    return trace.rank, trace.world, trace.origin_ns, shown, collectives, trace.steps, dict(trace.issued), trace.device, said
-
-
-def answer(read, *words):
-    try:
-        return told(read(*words))
-    except ValueError as error:
-        return str(error)
-
-
-# What may stand in a trace
-
 NAMES = st.one_of(
     st.sampled_from(
         [REDUCE, "gemm", "cudaLaunchKernel", "cudaGraphLaunch", "ProfilerStep#1", "nccl:all_reduce", "aten::mm", "c10d::allreduce_"]
@@ -99,8 +75,45 @@ WRITTEN = st.sampled_from(
         lambda events: "\ufeff" + json.dumps(document(events), ensure_ascii=False),
     ]
 )
+SOUND = [launch(0, 1), kernel("gemm", 10, 5, 1), launch(20, 2), kernel(REDUCE, 30, 5, 2), kernel("last", 50, 5, 3)]
+BAD = [
+    '{"ph": "X", "cat": "kernel", "name": "bad", "ts": "soon", "dur": 1}',
+    '{"ph": "X", "cat": "kernel", "name": "bad", "ts": 1, "dur": [1]}',
+    '{"ph": "X", "cat": "kernel", "name": "bad", "ts": 1e999, "dur": 1}',
+    '{"ph": "X", "cat": "kernel", "name": "bad", "ts": 1, "dur": 1, "args": [1]}',
+    '{"ph": "X", "cat": "kernel", "name": "bad", "ts": 1, "dur": 1, "args": {"correlation": 99999999999999999999999}}',
+    '{"ph": "X", "cat": "kernel", "name": "bad", "ts": 1, "dur": 1, "args": {"In msg nelems": "x", "dtype": "Int"}}',
+    '{"ph": "X", "cat": "kernel", "name": "bad", "tid": {"a": 1}, "ts": 1, "dur": 1}',
+    '{"ph": "X", "cat": "kernel", "name": "bad", "ts": 1, "dur": }',
+    '{"ph": "X", "cat": "kernel", "name": "bad, "ts": 1, "dur": 1}',
+    '{"ph": "X", "cat": "kernel", "name": "bad", "ts": 1, "dur": 1, "args": ' + "[" * 100_000 + "]" * 100_000 + "}",
+    '{"ph": "X", "cat": "cpu_op", "dur": 1, "ts": 1}',
+]
+CLOCKS = st.sampled_from([0, 4458676604328785, 8796093022207000, 1712195495527376234, 2**61])
+SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)).map(lambda x: (float(x[0]), float(sum(x)))), max_size=14)
+RECORDED = json.loads((FIXTURES / "audit" / "stream.json").read_text())
 
 
+def told(trace, notes=True):
+    """All that a trace says, in an order of its own."""
+    line = trace.timeline
+    rows = zip(line.lane.tolist(), line.start_s.tolist(), line.end_s.tolist(), line.kind.tolist(), line.name, strict=True)
+    shown = sorted((line.lanes[lane], *others) for lane, *others in rows)
+    collectives = sorted(
+        (c.start_s, c.end_s, c.op, str(c.nbytes), c.ranks, c.name, c.step, c.graph, c.group) for c in trace.collectives
+    )
+    said = [str(n) for n in trace.notes] if notes else []
+    return trace.rank, trace.world, trace.origin_ns, shown, collectives, trace.steps, dict(trace.issued), trace.device, said
+
+
+def answer(read, *words):
+    try:
+        return told(read(*words))
+    except ValueError as error:
+        return str(error)
+
+
+# What may stand in a trace
 def pieces(text, sizes):
     at = 0
     while at < len(text):
@@ -162,23 +175,6 @@ def test_a_bare_list_may_lack_its_bracket_and_an_object_may_not():
 
 
 # Odd, damaged and unusual texts
-
-SOUND = [launch(0, 1), kernel("gemm", 10, 5, 1), launch(20, 2), kernel(REDUCE, 30, 5, 2), kernel("last", 50, 5, 3)]
-BAD = [
-    '{"ph": "X", "cat": "kernel", "name": "bad", "ts": "soon", "dur": 1}',
-    '{"ph": "X", "cat": "kernel", "name": "bad", "ts": 1, "dur": [1]}',
-    '{"ph": "X", "cat": "kernel", "name": "bad", "ts": 1e999, "dur": 1}',
-    '{"ph": "X", "cat": "kernel", "name": "bad", "ts": 1, "dur": 1, "args": [1]}',
-    '{"ph": "X", "cat": "kernel", "name": "bad", "ts": 1, "dur": 1, "args": {"correlation": 99999999999999999999999}}',
-    '{"ph": "X", "cat": "kernel", "name": "bad", "ts": 1, "dur": 1, "args": {"In msg nelems": "x", "dtype": "Int"}}',
-    '{"ph": "X", "cat": "kernel", "name": "bad", "tid": {"a": 1}, "ts": 1, "dur": 1}',
-    '{"ph": "X", "cat": "kernel", "name": "bad", "ts": 1, "dur": }',
-    '{"ph": "X", "cat": "kernel", "name": "bad, "ts": 1, "dur": 1}',
-    '{"ph": "X", "cat": "kernel", "name": "bad", "ts": 1, "dur": 1, "args": ' + "[" * 100_000 + "]" * 100_000 + "}",
-    '{"ph": "X", "cat": "cpu_op", "dur": 1, "ts": 1}',
-]
-
-
 @each("bad", BAD, ids=range(len(BAD)))
 @each("place", [0, 2, 4])
 def test_a_bad_event_goes_alone(bad, place):
@@ -227,10 +223,6 @@ def test_what_stands_around_the_events():
 
 
 # Exact times
-
-CLOCKS = st.sampled_from([0, 4458676604328785, 8796093022207000, 1712195495527376234, 2**61])
-
-
 @given(CLOCKS, st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**6)), min_size=1, max_size=8))
 def test_nanoseconds_are_exact_on_every_clock(clock, spans):
     line = '{"ph": "X", "cat": "kernel", "name": "k", "ts": %d.%03d, "dur": %d.%03d, "args": {"stream": 1}}'
@@ -244,8 +236,6 @@ def test_nanoseconds_are_exact_on_every_clock(clock, spans):
 
 
 # Memory, files and processes
-
-
 def test_what_is_not_asked_for_is_not_held():
     """Eight megabytes of Python's own calls between two kernels take less than a quarter of that."""
     calls = json.dumps([event("python_function", "torch/nn/modules/module.py(1501): _call_impl", i, 1) for i in range(400)])[1:-1]
@@ -292,8 +282,6 @@ def test_several_processes_read_what_one_reads(monkeypatch):
 
 
 # Ranks, hosts, devices
-
-
 def test_ranks_and_hosts_by_the_name_of_the_file():
     events = decode_graphs(1, 0)["traceEvents"]
     names = {
@@ -329,10 +317,6 @@ def test_every_backend_s_launches_are_linked(runtime, kernels):
 
 
 # Oracles
-
-SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)).map(lambda x: (float(x[0]), float(sum(x)))), max_size=14)
-
-
 def union(spans):
     found = []
     for start, end in sorted(spans):
@@ -364,9 +348,6 @@ def outermost(events):
         if not holds and not around and at >= until.get(thread, -1.0):
             count, nanos, until[thread] = count + 1, nanos - negative, at - negative
     return count, nanos * 1e-9
-
-
-RECORDED = json.loads((FIXTURES / "audit" / "stream.json").read_text())
 
 
 @pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not here")

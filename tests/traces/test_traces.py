@@ -28,12 +28,15 @@ from paths import FIXTURES, SHARED
 from tables import tables
 
 DATA = tables(__file__)
-
 TRACES = SHARED / "traces"
-
 shared = pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not here")
-
 NAMES = sorted(p.name for p in TRACES.glob("*.json.gz")) if TRACES.is_dir() else []
+JUNK = st.one_of(
+    st.none(), st.text(max_size=4), st.integers(-5, 5), st.floats(), st.lists(st.integers(), max_size=2), st.builds(dict)
+)
+A100 = {"id": 0, "name": "NVIDIA A100-SXM4-80GB", "totalGlobalMem": 84990623744, "numSms": 108}
+H100 = {"id": 0, "name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85045542912, "numSms": 132}
+SPANS = st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 30)).map(lambda x: (x[0] * 1.0, x[0] + x[1] * 1.0)), min_size=1)
 
 
 @cache
@@ -58,9 +61,6 @@ def independent_count(path):
     return found
 
 
-SPELLED = DATA["spelled"]
-
-
 @shared
 def test_eight_traces():
     assert len(NAMES) == 8
@@ -70,7 +70,7 @@ def test_eight_traces():
 @pytest.mark.parametrize("name", NAMES)
 def test_every_shared_trace_is_read_and_counted(name):
     trace = read(name)
-    expected = Counter({SPELLED[k]: n for k, n in independent_count(TRACES / name).items()})
+    expected = Counter({DATA["spelled"][k]: n for k, n in independent_count(TRACES / name).items()})
     assert Counter(c.op for c in trace.collectives) == expected
     assert all(c.seconds >= 0 for c in trace.collectives)
     assert 0 <= exposed(trace) <= 1
@@ -117,10 +117,7 @@ def test_two_ranks_of_one_job():
     assert (meetings.wire_s.tolist(), seconds[0]) == (seconds.min(axis=1).tolist(), pytest.approx((62.783e-3, 57.924e-3)))
 
 
-KERNELS = DATA["kernels"]
-
-
-@each(("name", "op"), KERNELS.items())
+@each(("name", "op"), DATA["kernels"].items())
 def test_kernels_by_name(name, op):
     assert kernel_op(name) == op
 
@@ -222,11 +219,6 @@ def test_what_is_no_trace(tmp_path, content, words):
         kineto.read(path)
 
 
-JUNK = st.one_of(
-    st.none(), st.text(max_size=4), st.integers(-5, 5), st.floats(), st.lists(st.integers(), max_size=2), st.builds(dict)
-)
-
-
 @given(st.data())
 def test_damaged_traces_are_refused_in_one_way(data):
     """Any value replaced by anything: the trace is read, or refused with a ValueError."""
@@ -314,19 +306,12 @@ def test_uncovered_spans_sum_to_the_exposed_time(rows):
     assert both - one == len(comm - compute)
 
 
-A100 = {"id": 0, "name": "NVIDIA A100-SXM4-80GB", "totalGlobalMem": 84990623744, "numSms": 108}
-
-H100 = {"id": 0, "name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85045542912, "numSms": 132}
-
-
 def audited(made, asked, *others):
     section = audit_traces([kineto.parse(m) for m in (made, *others)], asked, ["a"])
     return section, by_item(section)
 
 
 # Sizes that host operators carry
-
-
 def eager_steps(operator, dims, steps=2, count=65, inner=None, concrete=(), kinds=("c10::BFloat16", "")):
     """Decode steps without graphs: an engine's operator around the launch of each of its kernels."""
     events, at, correlation = [], 1000.0, 0
@@ -386,8 +371,6 @@ def test_the_full_tensor_of_every_operator(name, dims, concrete, op, expected, r
 
 
 # Shares and seconds
-
-
 def test_a_share_does_not_disagree_where_seconds_agree():
     """A step of the predicted length whose communication takes half of its predicted time: a few per cent of the step."""
     asked = question(tp=2)
@@ -419,8 +402,6 @@ def test_seconds_that_agree_never_leave_a_share_that_disagrees(step, share, ours
 
 
 # Busy and idle time
-
-
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 300), st.integers(0, 60)), min_size=1, max_size=40))
 def test_every_second_is_spent_once(rows):
     kinds, starts, lengths = (np.array(x) for x in zip(*rows, strict=True))
@@ -461,8 +442,6 @@ def test_an_idle_device_is_the_reason():
 
 
 # Strays
-
-
 def test_one_stray_kernel_does_not_stretch_its_step():
     """A 4 ms step whose last kernel the device ran half a second later."""
     asked = question(tp=2)
@@ -472,9 +451,6 @@ def test_one_stray_kernel_does_not_stretch_its_step():
     section, found = audited(document(events), asked)
     assert found["decode step"].verdict == "agree"
     assert any("1 device event far" in n for n in section.notes)
-
-
-SPANS = st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 30)).map(lambda x: (x[0] * 1.0, x[0] + x[1] * 1.0)), min_size=1)
 
 
 @given(SPANS, st.floats(1.0, 1e6), st.booleans())
@@ -517,8 +493,6 @@ def test_a_public_trace_with_a_kernel_ahead():
 
 
 # Training
-
-
 def training_steps():
     found = [e for e in decode_graphs(3, 1, steps=3, phase=False)["traceEvents"] if e["cat"] != "user_annotation"]
     for e in [e for e in found if e["cat"] == "cuda_runtime"]:
@@ -559,8 +533,6 @@ def test_public_training_traces(file, ranks):
 
 
 # Ranks that are missing
-
-
 def test_ranks_that_are_not_here_are_said():
     asked = question(cluster="8xh100-sxm", tp=8)
     made = [decode_graphs(**made_steps(asked), rank=r) for r in (0, 1)]
@@ -588,8 +560,6 @@ def test_the_job_s_size_against_the_plan(world, verdict):
 
 
 # The chip
-
-
 @pytest.mark.parametrize(
     ("device", "cluster", "verdict", "says"),
     [

@@ -44,6 +44,10 @@ CASES = {
     "experts": {"m": "qwen3-30b-a3b", "c": "2x8xh100-sxm", "ph": "train", "dp": "16", "ep": "8"},
     "free": {"h": "8192", "L": "80", "c": "8x8xh100-sxm", "tp": "16", "dp": "4", "ph": "train"},
 }
+UNITS = {
+    "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "s": 1, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9,
+    **{p + u: f for u in ("B/s", "FLOP", "FLOP/s") for p, f in zip(("", *"kMGTP"), (1, 1e3, 1e6, 1e9, 1e12, 1e15), strict=True)},
+}  # fmt: skip
 
 
 def command_line(words):
@@ -131,12 +135,6 @@ def test_api_bill_and_fit_are_the_command_lines_documents(name):
         return
     assert get("bill", **CASES[name]) == command_line(shlex.split(view_of(name)["commands"]["commtax"])[1:])
     assert get("fit", **CASES[name])["model"] == state["m"]
-
-
-UNITS = {
-    "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "s": 1, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9,
-    **{p + u: f for u in ("B/s", "FLOP", "FLOP/s") for p, f in zip(("", *"kMGTP"), (1, 1e3, 1e6, 1e9, 1e12, 1e15), strict=True)},
-}  # fmt: skip
 
 
 def evaluate(text):

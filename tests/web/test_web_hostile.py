@@ -25,31 +25,8 @@ from tables import tables
 from web_client import ask, refused
 
 DATA = tables(__file__)
-
 SEEN: list[list[tuple[str, str]]] = []
 OURS = (str(Path(catalog.__file__).parents[1]), *(str(Path(p).resolve()) for p in (sys.prefix, sys.base_prefix)))
-
-
-def _audit(event, words):
-    """Files and connections that are opened while somebody watches, beyond the package's own and the interpreter's."""
-    if SEEN and event in ("open", "os.listdir", "os.scandir", "socket.connect", "socket.getaddrinfo", "subprocess.Popen"):
-        what = str(words[0])
-        if not what.startswith(OURS):
-            SEEN[-1].append((event, what))
-
-
-sys.addaudithook(_audit)
-
-
-@contextlib.contextmanager
-def watched():
-    SEEN.append([])
-    try:
-        yield SEEN[-1]
-    finally:
-        SEEN.pop()
-
-
 SCRIPT = "<script>alert(1)</script>"
 EVIL = [
     SCRIPT,
@@ -92,6 +69,62 @@ NUMBERS = [
     "[]",
     "1,2",
 ]
+CONFIG = catalog.config("llama-3.1-8b")
+CONFIGS = {
+    "not JSON": "{",
+    "a list": "[]",
+    "a number": "1",
+    "empty": "{}",
+    "NaN": '{"hidden_size": NaN}',
+    "deep": "[" * 5000 + "]" * 5000,
+    "deep objects": '{"a":' * 3000 + "1" + "}" * 3000,
+    "a script": json.dumps({"architectures": [SCRIPT]}),
+    "no heads": json.dumps({**CONFIG, "num_attention_heads": 0}),
+    "negative": json.dumps({**CONFIG, "hidden_size": -4096}),
+    "huge": json.dumps({**CONFIG, "hidden_size": 10**30}),
+    "layers": json.dumps({**CONFIG, "num_hidden_layers": 9999}),
+    "text": json.dumps({**CONFIG, "hidden_size": "4096"}),
+    "quantised": json.dumps({**CONFIG, "quantization_config": {"quant_method": SCRIPT}}),
+    "quantised list": json.dumps({**CONFIG, "quantization_config": [1]}),
+    "dtype": json.dumps({**CONFIG, "torch_dtype": {"a": 1}}),
+    "infinite": json.dumps({**CONFIG, "hidden_size": 1e308}),
+    "long": json.dumps({**CONFIG, "x": "y" * 40_000}),
+}
+FOREIGN = [
+    {"sec-fetch-site": "cross-site"},
+    {"sec-fetch-site": "same-site", "origin": "http://127.0.0.1:3000"},
+    {"origin": "https://evil.example"},
+    {"origin": "null"},
+    {"referer": "http://127.0.0.1:3000/page"},
+    {"sec-fetch-site": "cross-site", "origin": "http://127.0.0.1:8080"},
+]
+OWN_PAGE = [
+    {},
+    {"sec-fetch-site": "same-origin"},
+    {"sec-fetch-site": "none"},
+    {"origin": "http://127.0.0.1:8080"},
+    {"referer": "http://127.0.0.1:8080/?m=x"},
+]
+
+
+def _audit(event, words):
+    """Files and connections that are opened while somebody watches, beyond the package's own and the interpreter's."""
+    if SEEN and event in ("open", "os.listdir", "os.scandir", "socket.connect", "socket.getaddrinfo", "subprocess.Popen"):
+        what = str(words[0])
+        if not what.startswith(OURS):
+            SEEN[-1].append((event, what))
+
+
+sys.addaudithook(_audit)
+
+
+@contextlib.contextmanager
+def watched():
+    SEEN.append([])
+    try:
+        yield SEEN[-1]
+    finally:
+        SEEN.pop()
 
 
 @each("text", EVIL)
@@ -126,29 +159,6 @@ def test_limits_are_numbers(text):
     assert refused("plan", {"ttft": text})[0] == 400
 
 
-CONFIG = catalog.config("llama-3.1-8b")
-CONFIGS = {
-    "not JSON": "{",
-    "a list": "[]",
-    "a number": "1",
-    "empty": "{}",
-    "NaN": '{"hidden_size": NaN}',
-    "deep": "[" * 5000 + "]" * 5000,
-    "deep objects": '{"a":' * 3000 + "1" + "}" * 3000,
-    "a script": json.dumps({"architectures": [SCRIPT]}),
-    "no heads": json.dumps({**CONFIG, "num_attention_heads": 0}),
-    "negative": json.dumps({**CONFIG, "hidden_size": -4096}),
-    "huge": json.dumps({**CONFIG, "hidden_size": 10**30}),
-    "layers": json.dumps({**CONFIG, "num_hidden_layers": 9999}),
-    "text": json.dumps({**CONFIG, "hidden_size": "4096"}),
-    "quantised": json.dumps({**CONFIG, "quantization_config": {"quant_method": SCRIPT}}),
-    "quantised list": json.dumps({**CONFIG, "quantization_config": [1]}),
-    "dtype": json.dumps({**CONFIG, "torch_dtype": {"a": 1}}),
-    "infinite": json.dumps({**CONFIG, "hidden_size": 1e308}),
-    "long": json.dumps({**CONFIG, "x": "y" * 40_000}),
-}
-
-
 @each("name", CONFIGS)
 def test_pasted_configs_are_read_or_refused(name):
     status, found = refused("view", {"cfg": CONFIGS[name]})
@@ -174,23 +184,6 @@ def test_every_field_of_a_config_may_be_wrong():
 def test_foreign_names_are_refused(host):
     status, _, body = ask("/api/view", host=host)
     assert (status, json.loads(body)["argument"]) == (400, "host")
-
-
-FOREIGN = [
-    {"sec-fetch-site": "cross-site"},
-    {"sec-fetch-site": "same-site", "origin": "http://127.0.0.1:3000"},
-    {"origin": "https://evil.example"},
-    {"origin": "null"},
-    {"referer": "http://127.0.0.1:3000/page"},
-    {"sec-fetch-site": "cross-site", "origin": "http://127.0.0.1:8080"},
-]
-OWN_PAGE = [
-    {},
-    {"sec-fetch-site": "same-origin"},
-    {"sec-fetch-site": "none"},
-    {"origin": "http://127.0.0.1:8080"},
-    {"referer": "http://127.0.0.1:8080/?m=x"},
-]
 
 
 def _asked_with(path, headers, **more):

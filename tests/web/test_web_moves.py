@@ -16,13 +16,9 @@ from paths import ROOT
 from web_client import refused
 
 AXES = ("tp", "pp", "dp", "ep", "cp")
-
 MOE = {"m": "deepseek-v3", "c": "2x8xh200-sxm", "tp": "8", "dp": "2", "ep": "16"}
-
 TRAIN = {"m": "llama-3.1-70b", "c": "8x8xh100-sxm", "ph": "train", "tp": "4", "pp": "4", "dp": "4", "n": "16"}
-
 SPARSE = {"m": "qwen3-30b-a3b", "c": "8x8xh100-sxm", "ph": "train", "dp": "64", "ep": "8", "n": "16"}
-
 CASES = {
     "vllm": MOE,
     "sglang": {**MOE, "e": "sglang"},
@@ -37,6 +33,14 @@ CASES = {
     "titan": {**SPARSE, "e": "torchtitan"},
     "experts": SPARSE,
     "thousands": {"m": "llama-3.1-405b", "c": "2048x8xh100-sxm", "ph": "train", "tp": "8", "pp": "16", "dp": "128", "n": "64"},
+}
+HOST = ("llama-3.1-8b", "8xh100-sxm")
+FRONTS = {
+    "limits": lambda: serving_front(commtax.plan(*HOST, tpot_s="30ms")),
+    "no limit": lambda: serving_front(commtax.plan(*HOST)),
+    "too slow": lambda: serving_front(commtax.plan(*HOST, tpot_s="10us")),
+    "too large": lambda: serving_front(commtax.plan("llama-3.1-405b", "1xh100-sxm")),
+    "training": lambda: training_front(commtax.plan_training("llama-3.1-8b", "8xh100-sxm", global_batch=64)),
 }
 
 
@@ -142,17 +146,6 @@ def test_labels_are_those_of_the_controls() -> None:
     page = (ROOT / "src/commtax/web/page/index.html").read_text() + (ROOT / "src/commtax/web/page/inputs.js").read_text()
     for label in LABELS.values():
         assert f">{label}" in page or f'name: "{label}"' in page, label
-
-
-HOST = ("llama-3.1-8b", "8xh100-sxm")
-
-FRONTS = {
-    "limits": lambda: serving_front(commtax.plan(*HOST, tpot_s="30ms")),
-    "no limit": lambda: serving_front(commtax.plan(*HOST)),
-    "too slow": lambda: serving_front(commtax.plan(*HOST, tpot_s="10us")),
-    "too large": lambda: serving_front(commtax.plan("llama-3.1-405b", "1xh100-sxm")),
-    "training": lambda: training_front(commtax.plan_training("llama-3.1-8b", "8xh100-sxm", global_batch=64)),
-}
 
 
 @pytest.mark.parametrize("name", FRONTS)

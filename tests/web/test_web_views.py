@@ -47,6 +47,15 @@ spec: {template: {spec: {containers: [{name: vllm, image: "vllm/vllm-openai:v0.1
   args: ["--model", "meta-llama/Llama-3.1-8B-Instruct", "--tensor-parallel-size", "2"]}]}}}
 """
 DRAWN = "id => document.querySelector(`#${id} .plan-sentence`) !== null && !document.querySelector(`#${id}[aria-busy]`)"
+SEEN = {
+    "plan": "#plans-body .sortable",
+    "traffic": "#traffic-view .answer",
+    "fit": "#fit-view .answer",
+    "step": ".map",
+    "run": "#drop-zone",
+}
+CUT = """[...document.querySelectorAll('main .scroll, main table')]
+  .filter(x => x.clientWidth && x.scrollWidth > x.clientWidth + 1).map(x => x.closest('section').id)"""
 
 
 def words(found: Any) -> list[str]:
@@ -302,17 +311,6 @@ def test_what_leaves_the_page(visit: Callable[..., Any], tmp_path: Path) -> None
     assert b"tokens/s per user" in kept["SVG"]
     assert b"class=" not in kept["SVG"]
     assert kept["PNG"].startswith(b"\x89PNG")
-
-
-SEEN = {
-    "plan": "#plans-body .sortable",
-    "traffic": "#traffic-view .answer",
-    "fit": "#fit-view .answer",
-    "step": ".map",
-    "run": "#drop-zone",
-}
-CUT = """[...document.querySelectorAll('main .scroll, main table')]
-  .filter(x => x.clientWidth && x.scrollWidth > x.clientWidth + 1).map(x => x.closest('section').id)"""
 
 
 @needs_browser
