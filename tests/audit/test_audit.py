@@ -305,13 +305,7 @@ def test_command_line():
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [
-        ("hello\n", "looked for"),
-        ('{"a": 1}', "found JSON with the keys a"),
-        ('{"traceEvents": [', "cut off"),
-        ("", "looked for"),
-        ('{"avg_latency": ', "not valid JSON"),
-    ],
+    DATA["bad_files"],
 )
 def test_bad_files(tmp_path, content, words):
     path = tmp_path / "file"

@@ -42,7 +42,9 @@ from commtax.verbs.fitting import holds
 from commtax.verbs.settling import resolve_question
 from paths import FIXTURES
 from start_logs import start_log
+from tables import tables
 
+DATA = tables(__file__)
 GIB = 2**30
 VLLM = "(EngineCore pid=9) INFO 08-01 17:48:41 [x.py:1] "
 BEGAN = f"{VLLM}Initializing a V1 LLM engine (v0.20.0) with config: model='some/model', tensor_parallel_size=1\n"
@@ -416,13 +418,7 @@ def test_parts_sum_to_the_change_of_the_step(a, b, rest_a, rest_b):
 
 @pytest.mark.parametrize(
     ("changes", "says"),
-    [
-        ({"algorithm": "ring"}, "(algorithm one-shot -> ring)"),
-        ({"count": 1168}, "(73 -> 146 per step)"),
-        ({"nbytes": 1e6}, "per step)"),
-        ({"wait_s": 0.0138}, "(+1.1 ms waiting)"),
-        ({"wire_s": 0.0208}, "(+1.1 ms wire)"),
-    ],
+    DATA["why_a_collective_takes_longer"],
 )
 def test_why_a_collective_takes_longer(changes, says):
     before = run()

@@ -50,28 +50,8 @@ UNITS = (
     *("[1,0]<stdout>:", "[a,", "[0] ", "a-", "2024-11-04T12:00:00Z ", "[pod/", " 0: ", "[1,0][a"),
 )
 VALUES = (None, True, -1, 0, 1e999, float("nan"), 10**400, "", "x", "1e999", "9" * 400, [], [[]], {}, [None], {"a": []}, [[1, "x"]])
-RESULT = {
-    "duration": 10.0,
-    "completed": 10,
-    "total_input_tokens": 100,
-    "total_output_tokens": 100,
-    "mean_ttft_ms": 5.0,
-    "itls": [[0.1]],
-    "ttfts": [0.1],
-    "latencies": [0.1],
-    "max_concurrency": 4,
-    "request_rate": "inf",
-    "tensor_parallel_size": 1,
-}
-OTHERS = (
-    {"avg_latency": 1.0, "latencies": [1.0], "percentiles": {"50": 1.0}},
-    {"elapsed_time": 1.0, "tokens_per_second": 5.0, "num_requests": 3},
-    {
-        "time_to_first_token": {"avg": 1.0, "unit": "ms"},
-        "request_count": {"avg": 3},
-        "input_config": {"loadgen": {"concurrency": 1}},
-    },
-)
+RESULT = DATA["result"]
+OTHERS = DATA["others"]
 EVENTS = [
     {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 1, "dur": 50, "tid": 1},
     {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 2, "dur": 1, "tid": 1, "args": {"correlation": 7}},
@@ -92,19 +72,7 @@ TRACE = {
     "baseTimeNanoseconds": 0,
 }
 FEW = (None, -1, 1e999, "x", [], {}, 10**400)
-PROFILE = {
-    "commtax_profile": 1,
-    "name": "x",
-    "chip": {"key": "h100-sxm", "memory_Bps": 1e12, "flops_per_s": {"bf16": 1e14}, "memory_bytes": 8e10, "num_sms": 132},
-    "kernels": {"tables": {"small": {"t0": 1e-6, "eb": 0.5}}},
-    "libraries": [{"name": "nccl", "paths": [{"op": "all-reduce", "algorithm": "ring", "bandwidth_Bps": 1e11}]}],
-    "network": {"efficiency": 0.9, "hops": 3},
-    "links": {"intra": "nvlink4", "inter": "ib-ndr"},
-    "host_s": 1e-3,
-    "engine": "vllm",
-    "dtype": "bf16",
-    "sources": {"a": "b"},
-}
+PROFILE = DATA["profile"]
 GEMMS = [{"kind": "gemm", "m": 2**i, "n": 4096, "k": 4096, "dtype": "bf16", "median_s": 1e-4 * 2**i} for i in range(8)]
 ATTENTION = {"batch": 1, "heads": 32, "kv_heads": 8, "head_dim": 128, "length": 100, "dtype": "bf16", "median_s": 1e-5}
 MEASURED = [

@@ -354,12 +354,7 @@ def answer(command, capsys):
 
 @pytest.mark.parametrize(
     ("command", "says"),
-    [
-        (["fit", "llama-3.1-8b", "-c", "8xh100-sxm", "-tp", "8"], "says nothing of memory"),
-        (["fit", "llama-3.1-8b", "-c", "8xh100-sxm", "--phase", "train"], "says nothing of memory"),
-        (["bill", "llama-3.1-8b", "-c", "8xh100-sxm", "--exact"], "--exact has none"),
-        (["bill", "llama-3.1-8b", "-c", "8xa100-80-sxm"], "measured on h100-sxm, and the cluster has a100-80-sxm"),
-    ],
+    DATA["a_profile_is_honoured_or_refused"],
 )
 def test_a_profile_is_honoured_or_refused(tmp_path, capsys, command, says):
     rng = np.random.default_rng(10)

@@ -40,21 +40,7 @@ DATA = tables(__file__)
 REAL = {real["name"]: real["text"] for real in json.loads((FIXTURES / "audit" / "benches.json").read_text())}
 NO_LOAD = StatedLoad()
 TINY = str(FIXTURES / "tiny-llama")
-SERVE = {
-    "model_id": "meta-llama/Llama-3.1-8B-Instruct",
-    "request_rate": "inf",
-    "max_concurrency": 16,
-    "duration": 60.0,
-    "completed": 160,
-    "failed": 0,
-    "total_input_tokens": 160 * 1024,
-    "total_output_tokens": 160 * 128,
-    "request_throughput": 2.7,
-    "mean_ttft_ms": 80.0,
-    "median_ttft_ms": 70.0,
-    "mean_tpot_ms": 9.0,
-    "median_tpot_ms": 8.8,
-}
+SERVE = DATA["serve"]
 INFERENCEX = DATA["inferencex"]
 FORMATS = {
     "vllm bench serve": (SERVE, {}, ("vllm", 16, 1024, 128, 160), {"tpot": 0.009, "ttft": 0.08}),
@@ -556,10 +542,7 @@ def test_a_step_that_ran_on_an_h200():
 @pytest.mark.skipif(not PUBLIC.is_dir(), reason="needs ../shared/data/traces, which a clone does not have")
 @each(
     ("file", "model", "engine", "kinds"),
-    [
-        ("inference__sglang_prefilldecode__sglang_Qwen3-8B_prefilldecode.json.gz", "qwen3-8b", "sglang", 3),
-        ("inference__vllm_prefilldecode_piecewise__graph_execution.json.gz", "gpt-oss-20b", "vllm", 4),
-    ],
+    DATA["public_traces_of_engines"],
 )
 def test_public_traces_of_engines(file, model, engine, kinds):
     """A step of prompts, and one of prompts and decodes: every kind of kernel is within a factor of two."""

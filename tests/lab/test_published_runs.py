@@ -294,13 +294,7 @@ def test_a_step_may_be_told_as_tokens_flops_or_utilisation():
 
 @pytest.mark.parametrize(
     ("change", "says"),
-    [
-        ({"step_time_s": "1"}, "more than the 5,000"),
-        ({"step_time_s": "", "tflops_per_gpu": "6000"}, "more than the 5,000"),
-        ({"step_time_s": ""}, "neither a step's time"),
-        ({"gpu_type": "TPU"}, "GPU 'TPU'"),
-        ({"model": "Grok-9"}, "leaves out layers, hidden, heads, vocab"),
-    ],
+    DATA["rows_that_cannot_be_scored_say_why"],
 )
 def test_rows_that_cannot_be_scored_say_why(change, says):
     asked = training.row_questions([{**ROW, **change}])[0]

@@ -422,11 +422,7 @@ def test_flags_that_engines_changed():
 
 @pytest.mark.parametrize(
     ("key", "flags"),
-    [
-        ("qwen3-30b-a3b", ("--kv-channels 128", "--qk-layernorm", "--num-query-groups 4", "--disable-bias-linear")),
-        ("deepseek-v3", ("--multi-latent-attention", "--kv-lora-rank 512", "--ffn-hidden-size 18432", "'([0]*3+[1]*58)'")),
-        ("qwen2.5-7b", ("--add-qkv-bias", "--disable-bias-linear", "--position-embedding-type rope")),
-    ],
+    DATA["megatron_is_told_what_layers_are_made_of"],
 )
 def test_megatron_is_told_what_layers_are_made_of(key, flags):
     text = launched(catalog.model(key), Plan(dp=8, zero=1), "megatron", catalog.cluster("8xh100-sxm"))

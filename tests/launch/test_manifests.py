@@ -21,14 +21,12 @@ from commtax.launch.yaml_text import yaml_text
 from commtax.statement import Refusal
 from commtax.verbs.settling import resolve_question
 from commtax_lab.emitted import SERVING, calls, parsed_calls
+from tables import tables
 
+DATA = tables(__file__)
 MODEL = "meta-llama/Llama-3.1-70B-Instruct"
 LEAVES = st.sampled_from(["", "1", "8", "vllm", "-c", "sh", "--tp=2", "$(A)", "${A:-2}", "prefill", MODEL, "x/vllm:1", "{{ x }}"])
-WORDS = (
-    "kind spec containers name image args command env value replicas size prefill decode parallelism tensor model uri resources",
-    "limits nvidia.com/gpu services vllmConfig modelURL metadata labels role deploy reservations devices count run engine_kwargs",
-    "<<",
-)
+WORDS = DATA["words"]
 KEYS = st.sampled_from(" ".join(WORDS).split())
 TREES = st.recursive(LEAVES, lambda part: st.lists(part, max_size=3) | st.dictionaries(KEYS, part, max_size=5), max_leaves=25)
 KNOWN = tomllib.loads(Path(__file__).with_name("engine_options.toml").read_text())

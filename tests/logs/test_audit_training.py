@@ -313,12 +313,7 @@ def table(rows, columns="pwr gtemp sm mem mclk pclk rxpci txpci"):
 
 @pytest.mark.parametrize(
     ("odd", "wanted"),
-    [
-        ((400, 60, 99, 40, 2619, 1750, 100, 100), []),
-        ((420, 88, 99, 40, 2619, 1200, 100, 100), ["slow-clock"]),
-        ((120, 40, 20, 5, 2619, 1750, 100, 100), ["starved-gpu"]),
-        ((400, 60, 99, 40, 2619, 1750, 9000, 8000), ["pcie"]),
-    ],
+    DATA["the_gpu_that_stands_out"],
 )
 def test_the_gpu_that_stands_out(odd, wanted):
     usual = (400, 60, 99, 40, 2619, 1755, 100, 100)

@@ -35,11 +35,7 @@ AMD = DATA["amd"]
 HEAD = "\n==============NVSMI LOG==============\n\nDriver Version                            : 565.57.01\n\n"
 NVIDIA = DATA["nvidia"]
 AMD_SMI = DATA["amd_smi"]
-MONITOR = """\
-GPU  POWER  GPU_TEMP  MEM_TEMP  GFX_UTIL  GFX_CLOCK  MEM_UTIL  MEM_CLOCK
-  0  182 W     42 °C     41 °C      83 %   1613 MHz       0 %   1230 MHz
-  1  143 W     40 °C     39 °C      N/A    358 MHz       0 %   1173 MHz
-"""
+MONITOR = DATA["monitor"]
 SOUND = NVIDIA.format(ecc=0, heat="63C")
 EXCERPT = DATA["excerpt"]
 DMON = "# gpu    pwr  gtemp     sm    mem   mclk   pclk\n# Idx      W      C      %      %    MHz    MHz\n"

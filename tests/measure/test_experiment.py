@@ -32,22 +32,7 @@ from tables import tables
 
 DATA = tables(__file__)
 CPU = torch.device("cpu")
-FACTS = {
-    "recipe": "tp-study",
-    "quick": False,
-    "engine": "vllm",
-    "version": "0",
-    "model": "llama-3.1-8b",
-    "dtype": "bf16",
-    "box": "2 x H100",
-    "device": "2 x H100",
-    "cluster": "2xh100-sxm",
-    "profile": "",
-    "serving_lengths": "synthetic",
-    "checks": [],
-    "link_counters": [],
-    "missing": [],
-}
+FACTS = DATA["facts"]
 PRICES = Prices(catalog.model("llama-3.1-8b"), "2xh100-sxm", "vllm", "bf16")
 
 
@@ -232,19 +217,7 @@ def test_a_dataset_in_sharegpts_form(tmp_path):
 # --- mistakes -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("words", "told"),
-    [
-        (["--model", "x", "--random", "y"], "--model FOLDER, or --random"),
-        (["--engine", "vllm", "--vllm", "/no/such"], "no such program"),
-        (["--random", "llama-3.2-1b", "--lost-after", "soon"], "lost_after: 'soon'"),
-        (["--random", "llama-3.2-1b", "--recipe", "no"], "recipe 'no'"),
-        (["--random", "llama-3.2-1b", "--engine", "no"], "builtin, vllm"),
-        (["--random", "llama-3.2-1b", "--tp", "1,1"], "distinct"),
-        (["--random", "llama-3.2-1b", "--tp", "3"], "3"),
-        (["--random", "llama-3.2-1b", "--engine", "vllm"], "built-in engine"),
-        (["--random", "llama-3.2-1b", "--vllm", "x"], "--engine vllm"),
-        (["--model", "llama-3.2-1b", "--engine", "vllm", "--vllm", "/no/such"], "no such program"),
-        (["--random", "llama-3.2-1b", "--dataset", "/no/such"], "/no/such"),
-    ],
+    DATA["mistakes_are_one_line"],
 )
 def test_mistakes_are_one_line(words, told, capsys, tmp_path):
     code, out = run_cli(capsys, *words, "--out", tmp_path)

@@ -1,7 +1,6 @@
 """The study on an installed vLLM, through a stand-in that answers with recorded results, fails, dies or does not end."""
 
 import json
-import math
 import os
 import signal
 import subprocess
@@ -24,6 +23,9 @@ from commtax_lab.measure import machine
 from commtax_lab.measure.study import vllm_setup
 from commtax_lab.measure.study.vllm import FailedRunError, _repeated_failure
 from paths import FIXTURES, HELPERS
+from tables import tables
+
+DATA = tables(__file__)
 
 
 def run_cli(capsys, *words):
@@ -117,13 +119,7 @@ def test_workers_together_leave_half_of_what_is_free(free, weights, workers):
 
 @pytest.mark.parametrize(
     ("own", "files", "leaves"),
-    [
-        ("0::/a/b\n", {"a/b": ("max", "5"), "a": ("100", "60")}, 43),  # version 2: the parent's limit binds, 3 of cache can go
-        ("0::/\n", {"": ("50", "10")}, 43),  # a container's own group at the root
-        ("4:memory:/x\n1:cpu:/\n", {"memory/x": ("70", "30")}, 43),
-        ("4:memory:/gone\n", {}, math.inf),
-        ("0::/\n", {"": ("max", "10")}, math.inf),
-    ],
+    DATA["a_container_has_what_its_groups_leave"],
 )
 def test_a_container_has_what_its_groups_leave(own, files, leaves, tmp_path):
     old = "memory:" in own

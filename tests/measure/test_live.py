@@ -44,19 +44,8 @@ from tables import tables
 DATA = tables(__file__)
 CPU = torch.device("cpu")
 PROVEN = ("llama", "qwen3", "mixtral")
-SCRIPT = """
-import signal, sys
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and that is respected
-from commtax_lab.measure import launch
-launch.run("live_targets:forever", {}, int(sys.argv[1]), watch=lambda pids: print(*pids, flush=True))
-"""
-HOLDER = """
-import sys, time
-from commtax_lab.measure.launch import run_folder
-with run_folder() as folder:
-    print(folder, flush=True)
-    time.sleep(600)
-"""
+SCRIPT = DATA["script"]
+HOLDER = DATA["holder"]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -407,11 +396,7 @@ def test_bad_questions_are_refused_before_anything_starts(checkpoints, changes, 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
-    [
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "'yarn' is not one of"),
-        ({"hidden_act": "gelu"}, "silu, not gelu"),
-        ({"architectures": ["OPTForCausalLM"], "ffn_dim": 96}, "not OPTForCausalLM"),
-    ],
+    DATA["architectures_that_the_engine_cannot_run_are_refused"],
 )
 def test_architectures_that_the_engine_cannot_run_are_refused(changes, says):
     with pytest.raises(ValueError, match=says):

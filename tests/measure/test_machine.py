@@ -40,39 +40,10 @@ MACHINES = {
     "macOS, M1": (MachineFacts("Darwin", "arm64", machine.apple_features(M1)), "fp32"),
     "macOS, Intel": (MachineFacts("Darwin", "x86_64", machine.apple_features("")), "fp32"),
 }
-STARTER = """
-import subprocess, sys, time
-from commtax_lab.measure.study.leash import leash_command
-program = "import os, time, sys; print(os.getpid(), flush=True); time.sleep(600)"
-subprocess.Popen(leash_command([sys.executable, "-c", program]), start_new_session=True)
-time.sleep(600)
-"""
+STARTER = DATA["starter"]
 ROWS = ROOT / "benchmarks" / "h200"
 FILES = sorted(ROWS.glob("*.jsonl"))
-INTERPRETED = """
-import torch
-from commtax_lab.measure.study import fused
-
-torch.manual_seed(0)
-def tensors(*shapes): return [torch.randn(s).bfloat16() for s in shapes]
-def both(run, *outs):
-    found = []
-    for fused.INTERPRETED in (True, False):
-        run()
-        found.append([o.float().clone() for o in outs])
-        [o.zero_() for o in outs]
-    return max(float((a - b).norm() / b.norm()) for a, b in zip(*found))
-
-x, r, w, s, o = tensors((3, 320), (3, 320), (320,), (3, 320), (3, 320))
-assert both(lambda: fused.add_norm(x, r, w, s, o), s, o) < 0.01
-g, o = tensors((3, 2600), (3, 1300))
-assert both(lambda: fused.swiglu(g, o), o) < 0.01
-for normed in (False, True):
-    qkv, q, keys, values, n = tensors((3, 9 * 64), (3, 5, 64), (1, 8, 2, 64), (1, 8, 2, 64), (64,))
-    t = fused.turns(torch.tensor([5, 0, 7]), torch.tensor([5, 1, 7]), 64, 8)
-    [c.zero_() for c in (keys, values)]
-    assert both(lambda: fused.rotary_write(qkv, q, keys, values, t, n.repeat(2, 1) if normed else None), q, keys, values) < 0.01
-"""
+INTERPRETED = DATA["interpreted"]
 
 
 @pytest.mark.parametrize("name", MACHINES)

@@ -18,22 +18,12 @@ import yaml
 import commtax
 from commtax.cli.app import VERBS, commands
 from paths import DOCUMENTS, ROOT
+from tables import tables
 
+DATA = tables(__file__)
 PROJECTS = {"commtax": (ROOT, "src/commtax"), "commtax_lab": (ROOT / "laboratory", "commtax_lab")}
 JUNK = re.compile(r"__pycache__|\.pyc$|/tests?/|\.egg-info|/\.")
-BUILD = """
-import os, sys, tarfile
-from hatchling import build
-project, out = sys.argv[1:]
-os.chdir(project)
-archive = build.build_sdist(out)
-wheel = build.build_wheel(out)
-with tarfile.open(os.path.join(out, archive)) as file:
-    file.extractall(os.path.join(out, "unpacked"), filter="data")
-os.chdir(os.path.join(out, "unpacked", archive.removesuffix(".tar.gz")))
-build.build_wheel(os.path.join(out, "again"))
-print(archive, wheel)
-"""
+BUILD = DATA["build"]
 """What ``python -m build`` asks the backend, without an environment of its own: an archive, a wheel, and one of the archive."""
 
 

@@ -21,7 +21,9 @@ from commtax.runs.results.expected_figures import BenchmarkLoad, Figure, load_of
 from commtax.verbs.settling import resolve_question
 from each import each
 from paths import FIXTURES, SHARED
+from tables import tables
 
+DATA = tables(__file__)
 PLACE = "8xh100-sxm"
 REAL = {real["name"]: real for real in json.loads((FIXTURES / "audit/benches.json").read_text())}
 OPEN_LOOP = SHARED / "open_loop/open_loop_runs.csv"
@@ -189,16 +191,7 @@ def test_what_does_not_fit_is_said_and_not_compared():
 
 @each(
     "odd",
-    [
-        {"concurrency": 1e18, "lengths": (10, 2)},
-        {"request_rate": 1e-9, "requests": 5, "lengths": (100, 10)},
-        {"concurrency": 0.3, "lengths": (0.2, 0.1)},
-        {"request_rate": math.inf, "requests": 10**9, "lengths": (100, 10)},
-        {"request_rate": 1e9, "requests": 10**9, "lengths": (10, 2)},
-        {"request_rate": 5.0, "burstiness": -1.0, "lengths": (100, 10)},
-        {"concurrency": 4, "lengths": (100, 1)},
-        {"concurrency": 4, "lengths": (1e12, 1e12)},
-    ],
+    DATA["odd_loads_are_answered_or_said_to_be_none"],
 )
 def test_odd_loads_are_answered_or_said_to_be_none(odd):
     result = BenchmarkRun("vllm", "serve", stats={"ttft": {"mean": 0.1}, "tpot": {"mean": 0.01}}, **odd)

@@ -55,16 +55,8 @@ DAMAGE = ("", "\n", "{", "}", '"', ":", ",", "9" * 30, "-", "nan", "inf", "│",
 PLAIN = some.none() | some.integers() | some.text(max_size=4)
 UNITS = ("Mean TTFT (ms): 1\n", 'vllm:a{b="c"} 1\n', "│ a │ 1 │\n", "MLPerf Results Summary\na : 1\n", "Throughput: 1 ", "1" * 9)
 BELOW = DATA["below"]
-MARKDOWN = """| ISL | Concurrency | TTFT Avg (ms) | TTFT P99 (ms) | TPOT (ms) | Req/s |
-|---|---|---|---|---|---|
-| 128 | 1 | 50 | 90 | 20 | 0.5 |
-| 256 | 8 | 70 | 99 | 25 | 3.5 |
-"""
-ACROSS = """| Metric | main | patched | change |
-|---|---|---|---|
-| Mean TTFT (ms) | 80 | 60 | -25% |
-| Output token throughput (tok/s) | 100 | 120 | +20% |
-"""
+MARKDOWN = DATA["markdown"]
+ACROSS = DATA["across"]
 BOX = DATA["box"]
 SPANNED = DATA["spanned"]
 TABLE = "============ Serving Benchmark Result ============\nSuccessful requests: 9\nMean TTFT (ms): 5.0\n" + "=" * 50 + "\n"

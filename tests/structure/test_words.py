@@ -29,28 +29,11 @@ from commtax.verbs.settling import resolve_question
 from fault_traces import case
 from paths import FIXTURES, ROOT
 from source import FILES, nodes, place
+from tables import tables
 
-SERVED = {
-    "dense": ("llama-3.1-70b", "2x8xh100-sxm", {"tp": 16, "batch": 8}),
-    "eager": ("qwen3-8b", "4xl40s-pcie", {"tp": 4, "eager": True, "phase": "prefill"}),
-    "eager mixture": ("qwen3-30b-a3b", "8xh100-sxm", {"tp": 2, "dp": 4, "ep": 8, "batch": 64, "eager": True}),
-    "pairs": ("llama-3.1-8b", "4xh100-nvl", {"tp": 2, "pp": 2}),
-    "gathered": ("deepseek-v3", "4x8xh200-sxm", {"tp": 4, "dp": 8, "ep": 32, "batch": 64}),
-    "deepep": ("deepseek-v3", "4x8xh100-sxm", {"dp": 32, "ep": 32, "batch": 64, "ep_backend": "deepep_low_latency"}),
-}
-TRAINED = {
-    "mixture": ("mixtral-8x7b", "4x8xh100-sxm", {"dp": 32, "ep": 8, "batch": 4, "imbalance": 1.4, "recompute": "selective"}),
-    "fp8": ("llama-3.1-8b", "8xh100-sxm", {"tp": 2, "dp": 4, "sequence_parallel": True, "dtype": "fp8", "zero": 1, "batch": 8}),
-    "pipeline": ("gpt-3-175b", "16x8xa100-80-sxm", {"tp": 8, "pp": 16, "batch": 64, "context": 2048, "engine": "megatron-2021"}),
-    "sharded": ("llama-3.1-8b", "2x8xh100-sxm", {"dp": 16, "engine": "fsdp", "hsdp": 8, "batch": 2}),
-    "kept": ("llama-3.1-8b", "2x8xh100-sxm", {"dp": 16, "engine": "fsdp", "zero": 2, "batch": 2, "recompute": "full"}),
-    "context": ("llama-3.1-8b", "2x8xh100-sxm", {"tp": 2, "cp": 4, "dp": 2, "batch": 2, "context": 16384}),
-    "async": (
-        "qwen3-30b-a3b",
-        "2x8xh100-sxm",
-        {"tp": 2, "dp": 8, "ep": 8, "batch": 8, "sequence_parallel": True, "async_axes": ("dp", "tp", "ep")},
-    ),
-}
+DATA = tables(__file__)
+SERVED = DATA["served"]
+TRAINED = DATA["trained"]
 LABELS = {
     "what",
     "note",
@@ -69,23 +52,10 @@ READS = {"startswith", "endswith", "removeprefix", "removesuffix", "split", "par
 PATTERNS = {"search", "match", "fullmatch", "findall", "sub", "split"}
 WORDING = ("planner/", "verbs/", "judgement/", "report/", "web/", "runs/report/", "runs/doors/", "launch/writing", "cli/simulate")
 """Rooms that word answers."""
-READERS = {
-    "report/drawing.py": "signs of a text, by their width",
-    "report/view/state.py": "values in links",
-    "verbs/comparing.py": "plans as they are typed",
-    "web/assets.py": "scripts of the page",
-    "web/guard.py": "names of hosts",
-    "runs/report/auditing.py": "names of kernels",
-}
+READERS = DATA["readers"]
 """Modules of those rooms that apply patterns, and to which texts that are not ours."""
 CUTS = {"split", "rsplit", "partition", "rpartition", "removeprefix", "removesuffix", "startswith", "endswith", "replace"}
-FORMS = {
-    "report/documents.py": "its table's own notation",
-    "report/drawing.py": "marks of lists, and words of a line that is broken",
-    "report/profiles.py": "names of constants, which are keys",
-    "runs/report/server_words.py": "units of two figures",
-    "web/app.py": "its table's own notation",
-}
+FORMS = DATA["forms"]
 """Modules of those rooms that take texts with spaces apart, and which."""
 TEXTS = r"\b(?:label|why|reason|error|title|source|name|note|sentence|verdict|lane)\b"
 SCRIPT_READS = [
@@ -93,12 +63,7 @@ SCRIPT_READS = [
     re.compile(rf"\.test\([^)]{{0,30}}{TEXTS}"),
     re.compile(r"[!=]== \"[^\" ]+ [^\"]+\"|\"[^\" ]+ [^\"]+\" [!=]== "),
 ]
-SCRIPTS_ALLOWED = {
-    "combobox.js": "what is typed is searched in names",
-    "drop.js": "signs of drawn bars",
-    "waterfall.js": "a name is broken into lines",
-    "dom.js": "attributes of elements",
-}
+SCRIPTS_ALLOWED = DATA["scripts_allowed"]
 
 
 def figures(value):

@@ -27,7 +27,9 @@ from each import each
 from fault_traces import NCCL
 from made_traces import document, event, kernel, launch
 from paths import FIXTURES
+from tables import tables
 
+DATA = tables(__file__)
 BACKWARD = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
 SIZES = {"allreduce": 1000, "all_to_all": 300, "allgather": 50}
 H100 = {"name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85017493504, "numSms": 132}
@@ -228,13 +230,7 @@ def trained(gradients, reduces, steps=5, reduce_us=(11,)):
 
 @pytest.mark.parametrize(
     ("gradients", "reduces", "says"),
-    [
-        (44, 44, "44 all-reduces per step, one for each of 44 gradients (AccumulateGrad): they are not bucketed"),
-        (44, 45, "45 all-reduces per step, one for each of 44 gradients (AccumulateGrad): they are not bucketed"),
-        (12, 10, "10 all-reduces and 12 gradients (AccumulateGrad) per step: at most 10 buckets of gradients"),
-        (44, 5, "5 all-reduces and 44 gradients (AccumulateGrad) per step: at most 5 buckets of gradients"),
-        (22, 44, "44 all-reduces and 22 gradients (AccumulateGrad) per step: not all of them are of gradients"),
-    ],
+    DATA["gradients_are_counted"],
 )
 def test_gradients_are_counted(gradients, reduces, says):
     """As many all-reduces as gradients were told as two for each of half as many layers, of which nothing in the trace speaks."""

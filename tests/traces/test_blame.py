@@ -275,11 +275,7 @@ def test_layers_are_told_by_counts(layers, extra, attention, says):
 
 @pytest.mark.parametrize(
     ("pause", "launched", "code"),
-    [
-        (4, "cudaLaunchKernel", "launch-bound"),
-        (1, "cudaLaunchKernel", "between kernels"),  # sooner than a host launches
-        (4, "cudaGraphLaunch", "between kernels"),  # no host between them
-    ],
+    DATA["many_short_pauses_are_launches"],
 )
 def test_many_short_pauses_are_launches(pause, launched, code):
     """Each kernel of 4 us is followed by a pause."""

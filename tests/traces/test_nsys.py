@@ -180,11 +180,7 @@ def test_several_calls_in_a_group_have_no_size_of_their_own(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "phase", "seqs"),
-    [
-        ("[Executor] _forward_step 60000: 0 ctx reqs, 0 ctx tokens, 32 gen reqs", "decode", 32),
-        ("[Executor] _forward_step 7: 2 ctx reqs, 30 gen reqs", "mixed", 30),
-        ("Iteration 12", "", 0),
-    ],
+    DATA["steps_of_tensorrt_llm_and_plain_iterations"],
 )
 def test_steps_of_tensorrt_llm_and_plain_iterations(tmp_path, name, phase, seqs):
     """As its executor names them (py_executor.py, with and without the number of tokens), and as training scripts do."""
@@ -515,13 +511,7 @@ def test_cut_off_json_gives_the_records_before(tmp_path_factory, at):
 
 @pytest.mark.parametrize(
     ("name", "text", "words"),
-    [
-        ("x.pftrace", "\n\x05", "Perfetto protobuf"),
-        ("1_agent_info.csv", '"Node_Id","Logical_Node_Id","Agent_Type"\n0,0,"CPU"\n', "no kernel or call"),
-        ("r.json", '{"rocprofiler-sdk-tool": [{"buffer_records": {"kernel_dispatch": [{"a": 1}]}}]}', "wrong form"),
-        ("r.json", '{"rocprofiler-sdk-tool": 7}', "wrong form"),
-        ("1_kernel_trace.csv", '"Kind","Kernel_Name","Start_Timestamp","End_Timestamp"\n' + "a" * 3_000_000, "no kernel or call"),
-    ],
+    DATA["what_is_refused"],
 )
 def test_what_is_refused(tmp_path, name, text, words):
     path = tmp_path / name

@@ -76,19 +76,7 @@ WRITTEN = st.sampled_from(
     ]
 )
 SOUND = [launch(0, 1), kernel("gemm", 10, 5, 1), launch(20, 2), kernel(REDUCE, 30, 5, 2), kernel("last", 50, 5, 3)]
-BAD = [
-    '{"ph": "X", "cat": "kernel", "name": "bad", "ts": "soon", "dur": 1}',
-    '{"ph": "X", "cat": "kernel", "name": "bad", "ts": 1, "dur": [1]}',
-    '{"ph": "X", "cat": "kernel", "name": "bad", "ts": 1e999, "dur": 1}',
-    '{"ph": "X", "cat": "kernel", "name": "bad", "ts": 1, "dur": 1, "args": [1]}',
-    '{"ph": "X", "cat": "kernel", "name": "bad", "ts": 1, "dur": 1, "args": {"correlation": 99999999999999999999999}}',
-    '{"ph": "X", "cat": "kernel", "name": "bad", "ts": 1, "dur": 1, "args": {"In msg nelems": "x", "dtype": "Int"}}',
-    '{"ph": "X", "cat": "kernel", "name": "bad", "tid": {"a": 1}, "ts": 1, "dur": 1}',
-    '{"ph": "X", "cat": "kernel", "name": "bad", "ts": 1, "dur": }',
-    '{"ph": "X", "cat": "kernel", "name": "bad, "ts": 1, "dur": 1}',
-    '{"ph": "X", "cat": "kernel", "name": "bad", "ts": 1, "dur": 1, "args": ' + "[" * 100_000 + "]" * 100_000 + "}",
-    '{"ph": "X", "cat": "cpu_op", "dur": 1, "ts": 1}',
-]
+BAD = DATA["bad"]
 CLOCKS = st.sampled_from([0, 4458676604328785, 8796093022207000, 1712195495527376234, 2**61])
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)).map(lambda x: (float(x[0]), float(sum(x)))), max_size=14)
 RECORDED = json.loads((FIXTURES / "audit" / "stream.json").read_text())

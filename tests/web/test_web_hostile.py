@@ -49,26 +49,7 @@ EVIL = [
     "${jndi:ldap://x}",
     "{{7*7}}",
 ]
-NUMBERS = [
-    "NaN",
-    "inf",
-    "-inf",
-    "-1",
-    "1e999",
-    "0x10",
-    "1_000",
-    " 1",
-    "1 ",
-    "",
-    "１２",
-    "1.5",
-    "1e3",
-    "9" * 30,
-    "null",
-    "true",
-    "[]",
-    "1,2",
-]
+NUMBERS = DATA["numbers"]
 CONFIG = catalog.config("llama-3.1-8b")
 CONFIGS = {
     "not JSON": "{",
@@ -90,21 +71,8 @@ CONFIGS = {
     "infinite": json.dumps({**CONFIG, "hidden_size": 1e308}),
     "long": json.dumps({**CONFIG, "x": "y" * 40_000}),
 }
-FOREIGN = [
-    {"sec-fetch-site": "cross-site"},
-    {"sec-fetch-site": "same-site", "origin": "http://127.0.0.1:3000"},
-    {"origin": "https://evil.example"},
-    {"origin": "null"},
-    {"referer": "http://127.0.0.1:3000/page"},
-    {"sec-fetch-site": "cross-site", "origin": "http://127.0.0.1:8080"},
-]
-OWN_PAGE = [
-    {},
-    {"sec-fetch-site": "same-origin"},
-    {"sec-fetch-site": "none"},
-    {"origin": "http://127.0.0.1:8080"},
-    {"referer": "http://127.0.0.1:8080/?m=x"},
-]
+FOREIGN = DATA["foreign"]
+OWN_PAGE = DATA["own_page"]
 
 
 def _audit(event, words):

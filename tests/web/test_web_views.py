@@ -24,8 +24,10 @@ from commtax.web.serving_rates import histogram
 from each import each
 from page_pictures import kept_text, said_on_page
 from paths import FIXTURES, ROOT
+from tables import tables
 from web_client import ask, get
 
+DATA = tables(__file__)
 why_not = missing()
 needs_browser = pytest.mark.skipif(bool(why_not), reason=why_not)
 SMALL = {"m": "llama-3.2-1b", "c": "2xh100-sxm"}
@@ -41,19 +43,9 @@ FULL = "document.querySelector('#plans-body .sortable tbody tr') !== null && !do
 STATE = {"m": "llama-3.2-1b", "c": "2xh100-sxm", "tp": "2", "il": "256", "ol": "32"}
 QUERY = "m=llama-3.2-1b&c=2xh100-sxm&tp=2&il=256&ol=32"
 FILE = (b"content-type", b"application/octet-stream")
-MANIFEST = """\
-kind: Deployment
-spec: {template: {spec: {containers: [{name: vllm, image: "vllm/vllm-openai:v0.10.0",
-  args: ["--model", "meta-llama/Llama-3.1-8B-Instruct", "--tensor-parallel-size", "2"]}]}}}
-"""
+MANIFEST = DATA["manifest"]
 DRAWN = "id => document.querySelector(`#${id} .plan-sentence`) !== null && !document.querySelector(`#${id}[aria-busy]`)"
-SEEN = {
-    "plan": "#plans-body .sortable",
-    "traffic": "#traffic-view .answer",
-    "fit": "#fit-view .answer",
-    "step": ".map",
-    "run": "#drop-zone",
-}
+SEEN = DATA["seen"]
 CUT = """[...document.querySelectorAll('main .scroll, main table')]
   .filter(x => x.clientWidth && x.scrollWidth > x.clientWidth + 1).map(x => x.closest('section').id)"""
 
