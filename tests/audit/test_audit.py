@@ -50,7 +50,6 @@ def run(*words):
 @each("wording", WORDINGS)
 @each("row", [r for r in LOGS if r["complete"] and r["args"].get("pp", 1) == 1], ids=name)
 def test_published_starts_agree(row, wording):
-    """The figures of public logs, written as each version writes them, agree with what fits."""
     model, judged = of_log(row)
     logged, words = row["logged"], WORDINGS[wording]
     lines = [words[0].format(logged["weights_gib"])] if "weights_gib" in logged else []
@@ -64,8 +63,14 @@ def test_published_starts_agree(row, wording):
     assert len(settled) >= len(lines)
 
 
-def test_a_log_that_was_not_split():
-    """Weights as at TP 1 are named as such."""
+def test_weights_are_compared_with_those_of_each_rank():
+    """The four stages of a published start (vLLM 0.6.3, Llama-3.1-8B, PP 4)."""
+    row = next(r for r in LOGS if r["args"].get("pp") == 4)
+    lines = [
+        f"(Worker_PP{i} pid={i}) INFO x] Loading model weights took {w} GB" for i, w in enumerate(row["logged"]["weights_gib"])
+    ]
+    found = by_item(audit_log(vllm_log.parse("\n".join(lines)), question(cluster="4xa100-80-sxm", tp=1, pp=4)))
+    assert [f.verdict for i, f in found.items() if i.startswith("weights")] == ["agree"] * 4
     whole = commtax.fit("llama-3.1-8b", "2xh100-sxm", tp=1).weights_bytes / GIB
     log = vllm_log.parse(f"(Worker_TP0 pid=1) INFO x [y.py:1] Model loading took {whole:.4f} GiB and 1 seconds")
     found = by_item(audit_log(log, question(tp=2)))
@@ -74,16 +79,6 @@ def test_a_log_that_was_not_split():
     both = "\n".join(f"(Worker_TP{r} pid={r}) INFO x [y.py:1] Model loading took {whole:.4f} GiB and 1 seconds" for r in (0, 1))
     found = by_item(audit_log(vllm_log.parse(both), question(tp=2)))
     assert (found["tensor-parallel size"].verdict, found["weights (2 ranks alike)"].verdict) == ("agree", "disagree")
-
-
-def test_stages_are_compared_with_their_own_weights():
-    """The four stages of a published start (vLLM 0.6.3, Llama-3.1-8B, PP 4)."""
-    row = next(r for r in LOGS if r["args"].get("pp") == 4)
-    lines = [
-        f"(Worker_PP{i} pid={i}) INFO x] Loading model weights took {w} GB" for i, w in enumerate(row["logged"]["weights_gib"])
-    ]
-    found = by_item(audit_log(vllm_log.parse("\n".join(lines)), question(cluster="4xa100-80-sxm", tp=1, pp=4)))
-    assert [f.verdict for i, f in found.items() if i.startswith("weights")] == ["agree"] * 4
 
 
 def test_a_disabled_custom_allreduce_is_priced():
@@ -127,16 +122,18 @@ def test_kernels_without_a_name_are_counted_together():
     assert (found["collectives per decode step"].measured, found["collectives per decode step"].verdict) == (66, "agree")
 
 
-def test_a_stage_of_a_pipeline_is_not_judged_by_the_whole():
+def test_what_a_question_is_not_about_is_not_judged():
     asked = question(cluster="4xh100-sxm", tp=2, pp=2)
     found = by_item(audit_traces([kineto.parse(decode_graphs(**made_steps(asked)))], asked, ["a"]))
     assert found["all-reduces per decode step"].verdict == "unknown"
+    asked = question(tp=2, batch=32)
+    section = audit_traces([kineto.parse(decode_graphs(**made_steps(asked)))], asked, ["a"])
+    assert {f.item: f.verdict for f in section.findings} == {"steps": "unknown"}
 
 
 @pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not here")
 @pytest.mark.parametrize("path", sorted(TRACES.glob("*.json.gz")), ids=lambda p: p.name[:30])
 def test_every_shared_trace_can_be_audited(path):
-    """Other models and training steps: the answer is some verdict, never an accident."""
     found = audit([path], question("qwen3-8b", "8xmi300x", tp=1))
     assert found.findings
     assert found.verdict in ("agree", "disagree", "unknown")
@@ -150,12 +147,6 @@ def test_a_straggler_is_named():
     assert found.verdict == "disagree"
     assert "rank 1 arrives last" in found.reason
     assert found.measured == pytest.approx(0.3 * words["compute_us"] / (words["compute_us"] + words["each_us"]), rel=0.01)
-
-
-def test_a_trace_without_the_steps_that_were_asked_for():
-    asked = question(tp=2, batch=32)
-    section = audit_traces([kineto.parse(decode_graphs(**made_steps(asked)))], asked, ["a"])
-    assert {f.item: f.verdict for f in section.findings} == {"steps": "unknown"}
 
 
 def latency(seconds, **words):
@@ -206,15 +197,7 @@ def served(**words):
     return bench.parse(json.dumps({**plain, **words}))
 
 
-def test_ttft_that_is_a_whole_request():
-    """The table that this flag was made for: 128 x ITL in every row."""
-    results = served(mean_ttft_ms=128 * 7.2, mean_tpot_ms=7.2, mean_itl_ms=7.2)
-    found = [f for f in audit_bench(results, question(tp=1), "x").findings if f.item == "TTFT"]
-    assert [f.verdict for f in found] == ["disagree"]
-    assert "128 x ITL" in found[0].reason
-
-
-def test_definitions_are_checked_inside_a_result():
+def test_definitions_are_checked_inside_a_result_and_failures_are_told():
     """TPOT as whole time / tokens (some dashboards) does not add up; a rate a GPU neither."""
     sound = {"mean_ttft_ms": 40.0, "mean_tpot_ms": 7.0, "mean_e2el_ms": 40 + 127 * 7.0, "output_throughput": 128.0}
 
@@ -225,6 +208,11 @@ def test_definitions_are_checked_inside_a_result():
     assert (verdicts()["E2E = TTFT + (n - 1) TPOT"], verdicts()["output tokens = rate x duration"]) == ("agree", "agree")
     assert verdicts(mean_ttft_ms=400.0, mean_tpot_ms=1289 / 128, mean_e2el_ms=1289.0)["E2E = TTFT + (n - 1) TPOT"] == "disagree"
     assert verdicts(output_throughput=64.0)["output tokens = rate x duration"] == "disagree"
+    results = served(mean_ttft_ms=128 * 7.2, mean_tpot_ms=7.2, mean_itl_ms=7.2)
+    found = [f for f in audit_bench(results, question(tp=1), "x").findings if f.item == "TTFT"]
+    assert [f.verdict for f in found] == ["disagree"]
+    assert "128 x ITL" in found[0].reason
+    assert by_item(audit_bench(served(failed=3, mean_tpot_ms=9.0), question(tp=1), "x"))["failed requests"].verdict == "disagree"
 
 
 def test_two_gpus_as_fast_as_one():
@@ -236,10 +224,6 @@ def test_two_gpus_as_fast_as_one():
     found = by_item(audit_bench(latency(0.40), on_cpus, "x", latency(0.40)[0]))["speed-up of TP 2 over TP 1"]
     assert found.verdict == "unknown", "vLLM on CPUs spends its step in the host: equal times prove nothing there"
     assert "host's time hides it" in found.reason
-
-
-def test_what_failed_is_told():
-    assert by_item(audit_bench(served(failed=3, mean_tpot_ms=9.0), question(tp=1), "x"))["failed requests"].verdict == "disagree"
 
 
 @pytest.mark.parametrize("tp", [1, 2])
@@ -316,12 +300,14 @@ def test_bad_files(tmp_path, content, words):
     assert done.stderr.count("\n") == 1
 
 
-def test_other_bad_input(tmp_path):
+def test_bad_input_and_kinds_by_content(tmp_path):
     assert run(tmp_path / "no.log", "--model", TINY, "--cluster", "2xcpu").returncode == 2
     assert run(FIXTURES / "vllm-cpu-tp2.log", "--model", TINY, "--cluster", "2xcpu", "-tp", 3).returncode == 2
     assert run(FIXTURES / "vllm-cpu-tp2.log", "--model", TINY, "--cluster", "2xcpu", "--tolerance", 0).returncode == 2
     phase = run(FIXTURES / "vllm-cpu-tp2.log", "--model", TINY, "--cluster", "2xcpu", "--phase", "bogus")
     assert (phase.returncode, "one of decode, prefill, mixed" in phase.stderr) == (2, True)
+    kinds = {p.name: formats.kinds(p)[0] for p in FIXTURES.glob("vllm-cpu-tp2*")}
+    assert set(kinds.values()) == {"log", "bench", "trace"}
 
 
 def log_of(**said):
@@ -344,11 +330,6 @@ def test_a_claim_takes_what_its_log_says():
     assert taken(cluster="h100-sxm").plan_source == ""
     with pytest.raises(ValueError, match="output_len"):
         question(output_len=0)
-
-
-def test_kinds_by_content():
-    kinds = {p.name: formats.kinds(p)[0] for p in FIXTURES.glob("vllm-cpu-tp2*")}
-    assert set(kinds.values()) == {"log", "bench", "trace"}
 
 
 @given(tp=st.sampled_from([1, 2, 4, 8]), seqs=st.sampled_from([16, 64, 256]), eager=st.booleans())

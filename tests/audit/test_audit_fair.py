@@ -70,7 +70,6 @@ def claimed(model="llama-3.1-8b", place="1xh100-sxm", **options):
 
 @pytest.fixture
 def told(tmp_path):
-    """The audit of a text that somebody hands over."""
 
     def audited(text):
         path = tmp_path / "file.txt"
@@ -87,7 +86,6 @@ def codes(audited):
 # results
 @cache
 def near(load=BenchmarkLoad(512, 128, clients=16, count=160, spread=0.0)):  # noqa: B008
-    """A run as it was predicted: its prediction, and its statistics."""
     found = predict_figures(load, claimed())
     stats = {m: {s: found.of(m, s).value for s in ("mean", "median", "p99")} for m in ("tpot", "ttft")}
     return found, stats
@@ -434,7 +432,6 @@ def test_compute_names_its_kernel():
 
 
 def test_a_part_of_a_step_does_not_decide_beside_it():
-    """One collective takes twice as long, and the step does not: nothing is worse."""
     slower = [run(findings=(Finding(Note("collective", "one all-reduce"), None, s, "s"),)) for s in (1e-5, 2e-5)]
     found = difference(*slower)
     assert not found.worse
@@ -487,7 +484,6 @@ def test_document_and_page_of_a_difference():
 
 
 def test_command_line(tmp_path):
-    """A real benchmark result, and the same with other figures."""
     before = FIXTURES / "vllm-cpu-tp1.latency.json"
     told = json.loads(before.read_text())
     slower = tmp_path / "after.json"

@@ -37,7 +37,6 @@ PREFIXES = DATA["prefixes"]
 
 @pytest.fixture
 def told(tmp_path):
-    """The audit of a text that somebody hands over: its findings and causes by code, and the headline."""
 
     def audited(text):
         path = tmp_path / "file.txt"
@@ -349,14 +348,12 @@ def test_the_global_batch_is_told(told):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """A text without a prefix, and the libraries that are made of it."""
     text = output("all_reduce", 8, noisy(TRUE, 8, np.random.default_rng(1), SIZES[::2]))
     return text, calibrate([written(tmp_path_factory.mktemp("plain"), "a.txt", text)], "8xa100-80-sxm").profile.libraries
 
 
 @pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)
 def test_every_launcher_s_prefix_is_read_past(tmp_path, plain, prefix):
-    """``calibrate`` took what begins with a bracket for JSON."""
     text, libraries = plain
     tagged = "\n".join(prefix + line for line in text.splitlines())
     assert collective_tests.parse_all(tagged) == collective_tests.parse_all(text)
@@ -388,7 +385,6 @@ def without_ranks(text, keep=()):
 
 
 def test_one_line_of_the_list_tells_the_size():
-    """Rank 71 alone is of 72 ranks, not of one."""
     text = output("all_reduce", 72, noisy(TRUE, 72, np.random.default_rng(3)))
     assert collective_tests.parse_run(without_ranks(text, [71])).ranks == 72
     assert collective_tests.parse_run(without_ranks(text, [0, 1, 2, 3])).ranks == 72, "the list was cut; the bandwidths tell"

@@ -90,7 +90,6 @@ SECRET = st.text("QXZJ", min_size=9, max_size=14)
 
 
 def said(tmp_path, raw, name="given"):
-    """What is answered: one line, or what was read."""
     path = tmp_path / name
     path.write_bytes(raw)
     try:
@@ -160,7 +159,6 @@ def test_views_without_end_and_triggers(tmp_path):
 
 
 def test_more_rows_than_are_read(monkeypatch):
-    """Rows cost the same however many there are, and there is an end to them."""
     assert len(collective_tests.parse_run(ROW * 2_000).rows) == 2_000
     monkeypatch.setattr(collective_tests.COUNT, "most_rows", 1_000)
     with pytest.raises(Refusal, match=r"more than 1,000 rows"):
@@ -179,7 +177,6 @@ def test_a_cell_without_end(tmp_path):
 
 
 def test_steps_that_take_no_time(tmp_path):
-    """A table of markers alone has steps in which nothing ran."""
     columns = "Domain,Function,Process_Id,Thread_Id,Correlation_Id,Start_Timestamp,End_Timestamp"
     rows = "".join(f'"MARKER_CORE_API","ncclAllReduce",1,1,{i},{at},{at}\n' for i, at in enumerate((5, 5, 5)))
     told = said(tmp_path, f"{columns}\n{rows}".encode(), "1_marker_api_trace.csv")
@@ -215,7 +212,6 @@ def test_other_encodings_and_line_ends(tmp_path, changed):
 
 @given(st.lists(ENDS, max_size=40).map("".join))
 def test_lines_by_any_way(text):
-    """At once and line by line are the same."""
     assert prefixes.strip_prefixes(text) == "\n".join(prefixes._split_prefixes(line)[1] for line in text.split("\n"))
     assert list(split_lines(text)) == text.splitlines()
     mark = training_log.SAYS.stepped
@@ -243,7 +239,6 @@ READERS = {
 
 
 def complaint(read, *words):
-    """What a reader says of a text that it refuses, and what it would have to begin with where it takes it."""
     try:
         read(*words)
     except ValueError as error:
@@ -283,7 +278,6 @@ def test_a_period_is_found_in_one_pass():
 
 
 def changed(thing, values=VALUES):
-    """Every document that differs in one place by one odd value."""
     places = list(thing.items() if isinstance(thing, dict) else enumerate(thing))
     for key, value in places:
         for odd in (*values, *(changed(value, values) if isinstance(value, dict | list) else ())):
@@ -347,13 +341,11 @@ def chosen(trace, fewest=None):
 
 
 def spent(trace, steps):
-    """Seconds of each kind, of all steps and of the first, and how long each is."""
     used = [trace.usage(some) for some in (steps, steps[:1])]
     return [x for u in used for x in (u.compute_s, u.exposed_s, u.hidden_s, u.copy_s)] + [s.seconds for s in steps]
 
 
 def sent(trace, steps):
-    """Collectives of the steps: in which, what, how large, among how many, how long."""
     places = {s.index: i for i, s in enumerate(steps)}
     ours = [c for c in trace.collectives if c.step in places]
     return Counter((places[c.step], c.op, c.nbytes, c.ranks, c.graph, round(c.seconds * 1e9)) for c in ours)
@@ -374,7 +366,6 @@ def assert_same(before, after, fewest=None):
 
 
 def texts(value):
-    """All strings that are values of a document, and keys where they are not a profiler's."""
     if isinstance(value, dict):
         return {t for inner in value.values() for t in texts(inner)}
     if isinstance(value, list):
@@ -397,7 +388,6 @@ def told_of(folder):
 
 
 def test_two_ranks_still_meet(tmp_path):
-    """Wire and waiting of a real job over two CPU processes."""
     for r in (0, 1):
         shutil.copy(FIXTURES / f"vllm-cpu-tp2-rank{r}.trace.json.gz", tmp_path)
     write_anonymous([kineto.read(p) for p in sorted(tmp_path.iterdir())], tmp_path / "shared")
@@ -426,7 +416,6 @@ def test_the_same_verdict_on_a_job_with_a_late_rank(tmp_path):
 
 @st.composite
 def jobs(draw):
-    """Steps of one rank with kernels on two streams, some of them collectives, with gaps, in any order."""
     events, at, correlation = [], 1000.0, 0
     names = [draw(SECRET) for _ in range(3)]
     for number in range(draw(st.sampled_from([1, 2, 3, 5, 22]))):

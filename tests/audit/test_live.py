@@ -185,7 +185,6 @@ def test_who_is_silent_or_endless_is_given_up(monkeypatch):
 
 
 def samples(page):
-    """Samples of a page, each line of which must be one or a comment on its family."""
     found = {}
     for line in page.splitlines():
         match = re.fullmatch(r'(commtax_\w+)(?:\{((?:\w+="[^"]*",?)*)\})? (\S+)', line)

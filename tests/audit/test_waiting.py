@@ -95,7 +95,6 @@ def test_a_lap_tells_computing_from_being_away():
 
 
 def calibrated():
-    """As ``measure calibrate`` writes it, of a machine with shared memory and gloo."""
     path = {"algorithm": "ring", "launch_s": 3e-5, "bandwidth_Bps": 1e9, "source": "between computing"}
     paths = [{"op": op, **path} for op in ("all-reduce", "all-gather")]
     gemm = {"t0": 1e-5, "eb": 0.9, "ep": 0.9, "pack": 0.0, "kl": 0.0, "kc": 1.0, "mk": 1.0, "k0": 0.0, "p": 4.0, "q": 0.0}

@@ -112,24 +112,30 @@ def test_too_few_points_are_refused_with_what_is_needed(tmp_path, sizes, says):
         calibrate([written(tmp_path, "few.txt", output("all_reduce", 8, noisy(TRUE, 8, rng, sizes)))], "8xa100-80-sxm")
 
 
-def test_wrong_values_are_no_measurements(tmp_path):
+def test_wrong_values_and_impossible_times_are_no_measurements(tmp_path):
     rows = noisy(TRUE, 8, np.random.default_rng(5))
     rows[3] = (*rows[3][:3], 17)
     found = calibrate([written(tmp_path, "w.txt", output("all_reduce", 8, rows))], "8xa100-80-sxm")
     assert found.parts[0].rows == 2 * (len(rows) - 1)
     assert found.refused == ("w.txt: all-reduce of 8 KiB over 8 ranks: 17 wrong values, no measurement",)
+    file = written(tmp_path, "fast.json", json.dumps(bench("llama-3.1-8b", 1, 0.002, 0.02)))
+    with pytest.raises(ValueError, match=r"2 ms per token beats the hardware, which needs 4\.\d+ ms"):
+        calibrate([file], "8xh100-sxm")
+    rows = [(2**x, 20 + 2**x / 2e5, 20 + 2**x / 2e5, 0) for x in range(10, 31)]
+    rows[-1] = (2**30, 200.0, 5500.0, 0)
+    with pytest.raises(Refusal, match=r"'8.txt: all-reduce of 1 GiB over 8 ranks': [\d.]+ times as fast as nvlink4"):
+        calibrate([written(tmp_path, "8.txt", output("all_reduce", 8, rows))], "8xh100-sxm")
 
 
-def test_several_runs_in_one_text_and_a_text_without_its_command():
+def test_forms_and_choices_of_paths_are_the_catalogue_s():
+    assert set(get_args(Algorithm)) == set(ALGORITHMS)
+    paths = (Route("all-reduce", "ring", 1e9, max_bytes=((8, 1024.0),)), Route("all-reduce", "ring", 1e10, launch_s=1.0, turn=1))
+    assert (int(choose(paths, 1024, 8).path), int(choose(paths, 1025, 8).path)) == (0, 1)
     rng = np.random.default_rng(6)
     two = output("all_reduce", 8, noisy(TRUE, 8, rng)) + output("all_gather", 4, noisy(TRUE, 4, rng))
     assert [(r.op, r.ranks, len(r.rows)) for r in collective_tests.parse_all(two)] == [("all-reduce", 8, 21), ("all-gather", 4, 21)]
     bare = collective_tests.parse_run(output("all_reduce", 8, noisy(TRUE, 8, rng), header=False))
     assert (bare.op, bare.ranks) == ("all-reduce", 8)
-
-
-def test_the_catalogue_s_forms_are_the_ones_a_profile_may_name():
-    assert set(get_args(Algorithm)) == set(ALGORITHMS)
 
 
 def test_across_hosts(tmp_path):
@@ -171,7 +177,6 @@ def bench(model, clients, tpot, ttft, tp=1, lengths=(512, 256), **more):
 
 
 def served(tmp_path, clients, **host):
-    """Results of an engine whose host times are known."""
     truth = overlay.Profile("true", host=host, engine="vllm")
     files = []
     for c in clients:
@@ -190,7 +195,6 @@ def served(tmp_path, clients, **host):
 
 
 def test_a_wild_time_to_the_first_token_costs_its_own_part_alone(tmp_path):
-    """The rest of the profile is written, and what was left out is said."""
     waits = (0.3, 4000.0, 0.3, 9000.0)
     rows = [json.dumps(bench("mixtral-8x7b", c, 0.03, ttft, tp=8)) for c, ttft in zip((1, 4, 16, 64), waits, strict=True)]
     files = [written(tmp_path, f"m{i}.json", row) for i, row in enumerate(rows)]
@@ -203,7 +207,6 @@ def test_a_wild_time_to_the_first_token_costs_its_own_part_alone(tmp_path):
 @given(st.lists(st.tuples(st.sampled_from([1, 8, 64]), st.floats(0.006, 1e4), st.floats(1e-4, 1e6)), min_size=1, max_size=5))
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_is_written_can_be_read(tmp_path, runs):
-    """Whatever runs were: a profile that its reader takes, or a refusal and no file."""
     files = [written(tmp_path, f"r{i}.json", json.dumps(bench("llama-3.1-8b", *run))) for i, run in enumerate(runs)]
     out = tmp_path / "out.json"
     out.unlink(missing_ok=True)
@@ -225,12 +228,6 @@ def test_latency_results_need_their_lengths(tmp_path):
     assert abs(float(told.e2e_s) / whole - 1) < 0.05 < abs(float(usual.e2e_s) / whole - 1)
 
 
-def test_what_no_machine_can_do_is_refused(tmp_path):
-    file = written(tmp_path, "fast.json", json.dumps(bench("llama-3.1-8b", 1, 0.002, 0.02)))
-    with pytest.raises(ValueError, match=r"2 ms per token beats the hardware, which needs 4\.\d+ ms"):
-        calibrate([file], "8xh100-sxm")
-
-
 def test_kernels_of_our_own_sweep(tmp_path):
     rows = [json.loads(x) for x in (H200 / "gemm.jsonl").read_text().splitlines()]
     kept = [r for r in rows if r["kind"] == "gemm" and r["dtype"] == "bf16"]
@@ -250,7 +247,6 @@ def test_kernels_of_our_own_sweep(tmp_path):
 
 
 def test_a_note_names_the_scalar_that_shapes_do_not_tell(tmp_path, monkeypatch):
-    """A family without a fixed time has one scalar less to tell."""
     usual = catalog.kernel_constants(catalog.engine("fused"), catalog.chip("h200-sxm"))
     bare = {**usual.tables["gemm.bf16"], "t0": 0.0}
     monkeypatch.setattr(catalog, "kernel_constants", lambda *_: replace(usual, tables={"gemm.bf16": bare}))
@@ -412,14 +408,8 @@ def test_a_profile_made_of_half_of_a_published_sweep_improves_the_other_half(tmp
     assert errors["own"] < errors["plain"] / least
 
 
-def test_choosing_among_measured_paths_is_the_catalogue_s_own_choice():
-    paths = (Route("all-reduce", "ring", 1e9, max_bytes=((8, 1024.0),)), Route("all-reduce", "ring", 1e10, launch_s=1.0, turn=1))
-    assert (int(choose(paths, 1024, 8).path), int(choose(paths, 1025, 8).path)) == (0, 1)
-
-
 @pytest.mark.parametrize("seconds", [1e-320, pytest.param(10**400, id="huge"), 0.0, "fast"])
 def test_times_that_nothing_takes_are_refused_by_row(tmp_path, seconds):
-    """They used to reach logarithms: warnings of NumPy above an answer that was fitted on them."""
     lines = [json.loads(line) for line in (H200 / "decode.jsonl").read_text().splitlines()[:40]]
     lines[7]["median_s"] = seconds
     file = written(tmp_path, "decode.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
@@ -430,7 +420,6 @@ def test_times_that_nothing_takes_are_refused_by_row(tmp_path, seconds):
 
 
 def test_benchmarks_that_asked_the_same_are_priced_once(tmp_path, monkeypatch):
-    """A result that stands 2,000 times in a file costs the prices of one."""
     plain, calls = learning.simulate, []
     monkeypatch.setattr(learning, "simulate", lambda *words, **more: calls.append(1) or plain(*words, **more))
     row = {"backend": "vllm", "model_id": "llama-3.1-8b", "num_prompts": 80, "max_concurrency": 8, "completed": 80, "duration": 9.0}
@@ -460,7 +449,6 @@ def predicted(sizes, profile, ranks=16):
 @SLOW
 @given(fabric=FABRICS, sizes=SWEEPS, seed=st.integers(0, 99))
 def test_what_was_shown_comes_back_and_can_be_read(tmp_path, fabric, sizes, seed):
-    """However few sizes: one already helps, and what is written is what is used."""
     rows = timed(fabric, sizes, seed=seed)
     found = calibrate([text_of(tmp_path, "shown.txt", rows)], PLACE)
     shown = np.sqrt([out * again for _, out, again, _ in rows]) * 1e-6
@@ -517,13 +505,6 @@ def test_a_run_that_beats_its_nics_is_refused_by_name_and_nothing_is_written(tmp
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert not lacking(done.stderr, f"'fast.txt: all-reduce of {_bytes(size)} over 16 ranks'", "can carry it")
     assert not out.exists()
-
-
-def test_a_row_that_beats_nvlink_is_refused_by_name(tmp_path):
-    rows = [(2**x, 20 + 2**x / 2e5, 20 + 2**x / 2e5, 0) for x in range(10, 31)]
-    rows[-1] = (2**30, 200.0, 5500.0, 0)
-    with pytest.raises(Refusal, match=r"'8.txt: all-reduce of 1 GiB over 8 ranks': [\d.]+ times as fast as nvlink4"):
-        calibrate([written(tmp_path, "8.txt", output("all_reduce", 8, rows))], "8xh100-sxm")
 
 
 TEXT = output("all_reduce", 16, timed({"efficiency": 0.7, "hops": 4.0, "pipelining": 1.0}, [2**x for x in range(10, 31, 2)]))

@@ -54,7 +54,6 @@ def test_the_same_machine_is_the_same():
 
 
 def test_alarms_of_an_unchanged_machine_are_as_rare_as_said():
-    """Runs drawn from what the profile itself foresees."""
     lessons, _ = observe(measured(), OWN)
     known = Foresight(lessons, OWN.lessons)
     root = np.linalg.cholesky(np.outer(known.scale, known.scale) * (known.covariance + np.diag(known.noise**2)))
@@ -172,7 +171,6 @@ def test_a_profile_without_runs_is_no_machine():
 @given(st.sampled_from([*PARTS, EVERYTHING]), st.floats(0.5, 2.0), st.integers(0, 10**6))
 @settings(max_examples=25)
 def test_the_cause_is_the_likeliest_row_and_no_row_contradicts_it(part, times, seed):
-    """Of runs in which one part, or everything, takes so many times as long."""
     held = {"clock": KERNELS, "host": HOST, "link": LINK}.get(part, ())
     runs = measured(scatter=0.01, seed=seed, **dict.fromkeys(held, times))
     if part == EVERYTHING:
@@ -289,7 +287,6 @@ def test_advice_is_the_same_every_time_and_ranges_shrink_from_run_to_run():
 
 
 def test_runs_are_chosen_together():
-    """No other run in the place of one of them would leave less."""
     known = foreseen()
     pairs = {i: (2 * i, 2 * i + 1) for i in range(5)}
     two = best_runs(known, range(10), pairs, dict.fromkeys(pairs, 1.0), 2)

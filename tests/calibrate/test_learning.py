@@ -31,7 +31,6 @@ def asked(clients, engine=None, profile=None, **more):
 
 
 def measured(clients, engine=None, off=(1.0, 1.0), **more):
-    """A run of an engine whose constants are known, as it was read."""
     told = asked(clients, engine, **more)
     options = {**OPTIONS, "concurrency": clients, "num_prompts": 10 * clients, **more}
     latencies = {"tpot": float(told.tpot_s) * off[0], "ttft": float(told.ttft_s) * off[1]}
@@ -174,7 +173,6 @@ def test_the_formula_by_hand():
 
 
 def repeats(clients, off, factors):
-    """Runs of one load that took ``off`` times what is expected, each times its own factor."""
     told = asked(clients)
     options = {**OPTIONS, "concurrency": clients, "num_prompts": 10 * clients}
     times = [{"tpot": float(told.tpot_s) * off * x, "ttft": float(told.ttft_s) * off * x} for x in factors]

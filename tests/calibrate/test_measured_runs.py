@@ -85,7 +85,6 @@ H200_STEP_S = 11.625e-3
 
 
 def found(*paths, cluster="8xh100-sxm", launch="", load=NO_LOAD, **options):
-    """The runs of files and folders, as ``calibrate`` reads them."""
     given_here = ReportedDeployment("the command line", options.pop("model", ""), options, load)
     pasted = [from_launch(read_pasted(launch), "--from")] if launch else []
     read = read_all([Path(path) for path in paths], "nccl", [given_here, *pasted])
@@ -307,7 +306,6 @@ def test_an_unknown_load_is_asked_for_by_name(tmp_path):
 
 
 def test_one_folder_of_everything(tmp_path):
-    """Collectives and benchmarks beside each other, from the command line, with what was served pasted."""
     rng = np.random.default_rng(0)
     for n in (2, 8):
         file(tmp_path / "box", f"{n}.txt", output("all_reduce", n, noisy(TRUE, n, rng)))

@@ -76,7 +76,6 @@ def test_python_examples_run(page, block):
 
 
 def test_a_process_prints_what_is_shown(run):
-    """Answers are made in this process; the README's first one also by a process of its own."""
     command, _ = next(printed.exchanges(blocks("console")[0][1]))
     words = printed.words_of(printed.line_of(command))
     environment = {**os.environ, **printed.PIPED}
@@ -124,7 +123,6 @@ def test_figures_in_prose_were_printed_or_asked_for(name):
 
 
 def test_the_quickstart_reads_a_running_server():
-    """Its first command on a real server, that of the recorded pages."""
     (page,) = (text for text in [(ROOT / "docs" / "quickstart.md").read_text()])
     line = next(line for line in page.splitlines() if line.startswith("commtax audit --metrics"))
     with metrics_pages.shown(metrics_pages.recorded(1), metrics_pages.recorded(2)) as at:
@@ -135,7 +133,6 @@ def test_the_quickstart_reads_a_running_server():
 
 
 def test_the_project_speaks_of_itself_alone():
-    """No path of a machine in anything that is shipped."""
     files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
     if not files:
         pytest.skip("not a git checkout")

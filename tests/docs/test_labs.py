@@ -176,7 +176,6 @@ def test_every_function_of_every_starter_has_two_seeded_mistakes():
 
 
 def run(*words, **environment):
-    """pytest as a newcomer runs it, but for plugins that happen to be installed and that no lab uses."""
     return subprocess.run(
         [sys.executable, "-m", "pytest", *words, "-p", "no:cacheprovider"],
         cwd=ROOT,
@@ -188,7 +187,6 @@ def run(*words, **environment):
 
 
 def test_the_documents_own_commands():
-    """Verbatim, through the folder name that they use."""
     labs = "phase-10-distributed-inference/labs"
     whole = run(labs, "-m", "not gpu", "--collect-only")
     assert whole.returncode == 0, whole.stdout

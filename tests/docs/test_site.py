@@ -40,7 +40,6 @@ NEEDED = {"to_frame": "pandas", "frame[": "pandas"}
 
 @cache
 def tool(name):
-    """A maker of documents, which is no part of the package."""
     folder = str(DOCUMENTS)
     sys.path.insert(0, folder)
     try:
@@ -76,7 +75,6 @@ def test_a_broken_link_of_a_built_site_is_found(tmp_path):
 
 
 def placed(nav):
-    """Pages of the navigation."""
     if isinstance(nav, str):
         return {nav}
     return set().union(*(placed(one) for one in (nav.values() if isinstance(nav, dict) else nav)))

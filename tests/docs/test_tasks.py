@@ -25,7 +25,6 @@ LENGTHS = {"input_len": 512, "output_len": 128}
 
 
 def command_of(body):
-    """The command of a task, and the exit code that it is said to have."""
     line = re.search(r"^\$ (commtax .*)$", body, re.M)[1]
     said = re.search(r"# exit (\d)", line)
     return printed.words_of(line), int(said[1]) if said else 0
@@ -347,7 +346,6 @@ ANCHORS = {
 
 @each("title", list(TASKS))
 def test_a_task_is_answered(title, run):
-    """By its document, which has every figure that is printed."""
     words, code = command_of(TASKS[title])
     done = run(words)
     assert done.returncode == code, done.stderr

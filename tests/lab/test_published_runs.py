@@ -125,7 +125,6 @@ def test_a_mix_has_the_mean_of_its_parts(parts):
 @settings(max_examples=30)
 @given(st.text("mix()0123456789:.,-x ", min_size=1, max_size=24).filter(lambda text: not text.strip().isdigit()))
 def test_lengths_that_cannot_be_read_are_refused(text):
-    """Never stripped to their digits."""
     try:
         parts = mix(text)
         asked = question(run(isl=text))

@@ -111,7 +111,6 @@ def first_rows():
 
 
 def figures_or_refused(reading):
-    """Both figures, or the option that a side was refused for."""
     try:
         return predict_technique(reading)
     except Refusal as refusal:

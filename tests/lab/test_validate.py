@@ -39,12 +39,10 @@ GROUP = {
 
 
 def answer(table):
-    """All rows of one table, priced."""
     return ANSWERS[table.kind](table)
 
 
 def table_of(name, rows=None):
-    """A shipped table, with other rows where they are given."""
     table = next(shipped_tables(name))
     return table if rows is None else replace(table, rows=rows)
 
@@ -219,7 +217,6 @@ def test_odd_files_give_reasons_and_keep_every_row(tmp_path):
 
 @pytest.mark.parametrize(("name", "asked"), [("inference", "price"), ("training_runs", "train_bill")])
 def test_equal_rows_are_priced_once(monkeypatch, name, asked):
-    """A line that stands 5,000 times in a file costs the time of one, and every row still has its answer."""
     plain, calls = getattr(predicting, asked), []
     monkeypatch.setattr(predicting, asked, lambda *words, **more: calls.append(1) or plain(*words, **more))
     found = answer(table_of(name, table_of(name).rows[:1] * 5000))
@@ -228,7 +225,6 @@ def test_equal_rows_are_priced_once(monkeypatch, name, asked):
 
 @pytest.mark.parametrize(("name", "column", "text"), DATA["a_cell_that_is_no_figure_leaves_its_row_out"])
 def test_a_cell_that_is_no_figure_leaves_its_row_out(name, column, text):
-    """One bad cell is the reason of one row: it ends neither the run nor makes it warn."""
     table = table_of(name)
     at = table.header.index(column)
     rows = [table.rows[0], [text if i == at else cell for i, cell in enumerate(table.rows[0])]]

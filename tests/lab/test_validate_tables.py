@@ -274,7 +274,6 @@ def test_nothing_is_looked_up_over_the_network(tmp_path, monkeypatch):
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(sorted(TABLES)), st.randoms(use_true_random=False), st.lists(WORDS, max_size=4))
 def test_mutated_tables_give_reasons_and_never_an_error(kind, random, words):
-    """Cells changed, columns shuffled and dropped: each row is priced or says why not."""
     table = TABLES[kind]
     row = dict(zip(table.header, random.choice(table.rows), strict=False))
     row |= {random.choice(table.header): word for word in words}

@@ -45,13 +45,11 @@ ODD_FOLDERS = ("a b;touch PWN$(id)", "it's", 'a"b', "a #b", "$HOME", "a|b&c", "`
 
 
 def launched(model, plan, engine, cluster, **asked):
-    """The command of a plan in the hands of an engine."""
     runs = "megatron" if engine in ("megatron", "torchrun") else "vllm"
     return launch_command(Question(model, cluster, catalog.engine(runs), plan, context=4096).but(**asked), engine)
 
 
 def options_of(found, names):
-    """What was read of each of some options, by their names."""
     return tuple(map(found.options.get, names.split()))
 
 
@@ -99,12 +97,9 @@ def test_a_variable_switches_quick_reduce_on(before):
     assert f"{name}=INT4 vllm serve" in again.stdout
 
 
-def test_the_image_tells_the_version():
+def test_versions_and_parallel_attention_are_read():
     found = parse("docker run --gpus all vllm/vllm-openai:v0.11.0 --model mistralai/Mistral-7B-v0.1 --tensor-parallel-size 2")
     assert (found.engine, found.version, found.options.get("tp")) == ("vllm", "0.11.0", 2)
-
-
-def test_sglang_counts_all_gpus_as_tp_where_attention_is_data_parallel():
     words = (
         "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --tp 16 --nnodes 2 --node-rank 0 --trust-remote-code"
     )
@@ -113,9 +108,6 @@ def test_sglang_counts_all_gpus_as_tp_where_attention_is_data_parallel():
     spread = parse(f"{words} --dp 8 --enable-dp-attention --moe-a2a-backend deepep --deepep-mode low_latency")
     assert (spread.axes["tp"], spread.axes["dp"], spread.axes["ep"], spread.num_gpus) == (2, 8, 16, 16)
     assert spread.options.get("ep_backend") == "deepep_low_latency"
-
-
-def test_trtllm_settings_beside_the_command():
     settings = "enable_attention_dp: true\nkv_cache_config:\n  dtype: fp8\n  free_gpu_memory_fraction: 0.8"
     command = "trtllm-serve nvidia/DeepSeek-R1-FP4 --tp_size 8 --ep_size 8 --max_batch_size 1024 --config a.yml"
     found = parse(f"cat > a.yml <<EOF\n{settings}\nEOF\n{command}")
@@ -151,7 +143,7 @@ def test_torchtitan_in_tokens_and_in_sequences():
         assert options_of(found, "global_batch context zero") == (8, 8192, 3)
 
 
-def test_servers_beside_each_other_are_replicas_and_parts_of_one_job_are_not():
+def test_servers_beside_each_other_are_replicas_and_share_no_experts():
     two = "\n".join(
         f"CUDA_VISIBLE_DEVICES={d} vllm serve Qwen/QwQ-32B -tp 2 --port {p} &" for d, p in (("0,1", 8000), ("2,3", 8001))
     )
@@ -160,6 +152,15 @@ def test_servers_beside_each_other_are_replicas_and_parts_of_one_job_are_not():
     assert (parse(job).servers.count, parse(job).axes["dp"]) == (1, 1)
     bench = parse(f"{VLLM} -tp 8 &\nvllm bench serve --model x --random-input-len 512 --random-output-len 64 --max-concurrency 16")
     assert (bench.axes["dp"], *options_of(bench, "tp concurrency input_len output_len")) == (1, 8, 16, 512, 64)
+    found = json.loads(run("simulate", "--cluster", "8xh100-sxm", "--from", f"{SERVERS}\n{BENCH}", "--json").stdout)
+    assert ([found["plan"][axis] for axis in ("dp", "ep", "replicas")], found["runs"][0]["concurrency"]) == ([2, 2, 4], 64)
+    one = commtax.simulate(
+        "qwen3-30b-a3b", "8xh100-sxm", dp=2, ep=2, concurrency=16, input_len=512, output_len=64, max_num_seqs=9, spread=0
+    )
+    assert found["runs"][0]["tpot_s"] == pytest.approx(float(one.tpot_s))
+    assert found["runs"][0]["tokens_per_s"] == pytest.approx(4 * float(one.tokens_per_s))
+    done = run("fit", "--cluster", "8xh100-sxm", "--from", f"{SERVERS}\n{BENCH}", "--json")
+    assert (done.returncode, json.loads(done.stdout)["fits"]) == (0, True), done.stderr
 
 
 @pytest.mark.parametrize("text", ["ls -l", "", "torchrun train.py --lr 1", 'vllm serve "x', "LLM(model="])
@@ -252,7 +253,7 @@ def test_a_benchmark_that_says_no_ratio():
     assert "the mean is 50%" in below.notes[0]
 
 
-def test_commands_that_cannot_be_written():
+def test_commands_that_cannot_be_written_or_need_a_checkpoint():
     model, cluster = catalog.model("deepseek-v3"), catalog.cluster("8xh200-sxm")
     for plan, engine, says in (
         (Plan(tp=8), "tgi", "one of vllm"),
@@ -266,6 +267,12 @@ def test_commands_that_cannot_be_written():
             launched(model, plan, engine, cluster)
     with pytest.raises(ValueError, match="serving benchmark"):
         benchmark_command(ask("llama-3.1-8b", "h100-sxm"), "megatron")
+    cluster = catalog.cluster("8xh100-sxm")
+    dense, mixture = catalog.model("llama-3.1-8b"), catalog.model("deepseek-v3")
+    assert "--quantization fp8" in launched(dense, Plan(weights_dtype="fp8"), "vllm", cluster)
+    for model, dtype, engine in ((dense, "int4", "vllm"), (dense, "fp8", "trtllm"), (mixture, "bf16", "sglang")):
+        assert launched(model, Plan(weights_dtype=dtype), engine, cluster).startswith(f"# needs a checkpoint in {dtype}")
+    assert "checkpoint" not in launched(mixture, Plan(weights_dtype="fp8"), "vllm", cluster)
 
 
 def test_hosts_are_told_as_each_engine_wants_it():
@@ -386,11 +393,6 @@ def test_values_that_cannot_be_read_are_refused_by_flag_and_rule(text, says):
     assert says in str(refused.value)
 
 
-def test_values_that_are_left_to_the_engine():
-    found = parse(f"{VLLM} --max-model-len auto --max-num-seqs None -tp 2")
-    assert options_of(found, "max_model_len max_num_seqs tp") == (None, None, 2)
-
-
 def test_a_model_and_a_command_of_another():
     failed = run("bill", "llama-3.1-8b", "--from", f"{VLLM} -tp 8", "--cluster", "8xh100-sxm")
     assert (failed.returncode, failed.stderr.count("\n")) == (2, 1)
@@ -450,25 +452,6 @@ def test_sglangs_limits_are_of_the_whole_server():
     assert not lacking(written, "--max-running-requests 64", "--chunked-prefill-size 8192")
 
 
-def test_weights_that_an_engine_does_not_make_need_a_checkpoint():
-    cluster = catalog.cluster("8xh100-sxm")
-    dense, mixture = catalog.model("llama-3.1-8b"), catalog.model("deepseek-v3")
-    assert "--quantization fp8" in launched(dense, Plan(weights_dtype="fp8"), "vllm", cluster)
-    for model, dtype, engine in ((dense, "int4", "vllm"), (dense, "fp8", "trtllm"), (mixture, "bf16", "sglang")):
-        assert launched(model, Plan(weights_dtype=dtype), engine, cluster).startswith(f"# needs a checkpoint in {dtype}")
-    assert "checkpoint" not in launched(mixture, Plan(weights_dtype="fp8"), "vllm", cluster)
-
-
-def test_servers_of_a_mixture_share_no_experts():
-    found = json.loads(run("simulate", "--cluster", "8xh100-sxm", "--from", f"{SERVERS}\n{BENCH}", "--json").stdout)
-    assert ([found["plan"][axis] for axis in ("dp", "ep", "replicas")], found["runs"][0]["concurrency"]) == ([2, 2, 4], 64)
-    one = commtax.simulate(
-        "qwen3-30b-a3b", "8xh100-sxm", dp=2, ep=2, concurrency=16, input_len=512, output_len=64, max_num_seqs=9, spread=0
-    )
-    assert found["runs"][0]["tpot_s"] == pytest.approx(float(one.tpot_s))
-    assert found["runs"][0]["tokens_per_s"] == pytest.approx(4 * float(one.tokens_per_s))
-
-
 def test_replicas_are_servers_and_dp_is_the_engines():
     """Two names in every verb: what is said, what is priced, what is launched, and what is read back."""
     place = catalog.cluster("8xh100-sxm")
@@ -509,11 +492,6 @@ def test_a_commands_own_plan_joins_those_compared():
     assert "dp8ep is the command's own plan" in mixture.stdout
     refused = run("compare", "llama-3.1-8b", "--cluster", "8xh100-sxm", "-tp", "2", "--plans", "tp8")
     assert (refused.returncode, "leave it out beside --plans" in refused.stderr) == (2, True)
-
-
-def test_a_benchmark_beside_a_server_is_no_training_batch():
-    done = run("fit", "--cluster", "8xh100-sxm", "--from", f"{SERVERS}\n{BENCH}", "--json")
-    assert (done.returncode, json.loads(done.stdout)["fits"]) == (0, True), done.stderr
 
 
 def test_torchtitans_chunks_are_told_by_the_layers_of_a_stage():
@@ -587,7 +565,7 @@ def test_servers_for_prompts_must_fit_too(tp, code):
     assert run("simulate", "--from", text, *words).returncode == code
 
 
-def test_what_a_pasted_command_turns_off_or_forces_is_told():
+def test_values_that_are_left_to_the_engine_or_turned_off():
     job = "torchrun --nproc-per-node 8 pretrain_gpt.py --recompute-granularity selective --recompute-modules layernorm moe_act"
     assert parse(job).options.get("recompute") == "layernorm,moe_act"
     assert parse(job.replace("layernorm moe_act", "core_attn")).options.get("recompute") == "selective"
@@ -595,3 +573,5 @@ def test_what_a_pasted_command_turns_off_or_forces_is_told():
     said = " ".join(done.stdout.split())
     assert "--no-enable-prefix-caching: prompts that share text are computed whole" in said
     assert "--attention-backend TRITON_ATTN (whose attention kernels run" in said
+    found = parse(f"{VLLM} --max-model-len auto --max-num-seqs None -tp 2")
+    assert options_of(found, "max_model_len max_num_seqs tp") == (None, None, 2)

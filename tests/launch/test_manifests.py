@@ -93,7 +93,6 @@ def test_a_form_says_what_its_command_says(form, tp, pp, length, more):
 
 
 def test_beside_a_model_a_manifest_is_no_longer_tp_1(tmp_path):
-    """… and max-model-len counts where memory is asked for."""
     file = tmp_path / "llm.yaml"
     file.write_text(as_args(["--tensor-parallel-size", "4", "--max-model-len", "32768"]))
     for words in (["llama-3.1-70b"], []):
@@ -263,7 +262,6 @@ def test_a_rack_keeps_its_name_where_a_command_is_pasted():
 
 
 def emitted(form, engine, model="llama-3.1-70b", cluster="2x8xh100-sxm", copies=1, prompts=0, **options):
-    """What one form is for a plan, by what it is for."""
     return written(resolve_question(model, cluster, {"engine": engine, **options}), form, copies, prompts)
 
 
@@ -321,12 +319,10 @@ def test_engines_know_every_flag_that_is_written(engine):
 
 
 def documents(text):
-    """Resources by kind and name."""
     return {(one["kind"], one["metadata"]["name"]): one.get("spec", one) for one in yaml.safe_load_all(text)}
 
 
 def pods(spec):
-    """The pods that a resource starts, with the labels that find them."""
     group = spec.get("leaderWorkerTemplate", {})
     return [part for part in (spec.get("template"), group.get("leaderTemplate"), group.get("workerTemplate")) if part]
 

@@ -38,7 +38,6 @@ def asked(names, engine="vllm", **plan):
 
 
 def read_back(question, launch):
-    """The same plan without techniques, with what a launch sets of them."""
     told, fields = dict(launch.options), {name: option.key for name, option in options().items() if option.field}
     if "slots" in told or launch.slots:
         told["redundant_experts"] = launch.slots - question.model.experts.num_experts
@@ -64,7 +63,6 @@ def rivals(one):
 
 @st.composite
 def asked_of_engines(draw):
-    """An engine and techniques that it can be told to use, with values."""
     engine = draw(st.sampled_from(ENGINES))
     known = [one for one in SERVED if one.flags.get(engine)]
     chosen = draw(st.lists(st.sampled_from(known), max_size=4, unique_by=rivals))

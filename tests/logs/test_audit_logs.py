@@ -320,7 +320,6 @@ def test_no_graphs_are_advised_where_no_gpu_ran():
 @given(st.integers(2, 6), st.data())
 @settings(max_examples=12)
 def test_a_start_that_hangs_did_not_start(size, data):
-    """Ranks that began and never finished are named; those that called anything afterwards had finished."""
     stuck = sorted(data.draw(st.sets(st.integers(0, size - 1), min_size=1)))
     begun = [INIT.format(rank, size, "START") for rank in range(size)]
     ended = [INIT.format(rank, size, "COMPLETE") for rank in range(size) if rank not in stuck]

@@ -88,17 +88,7 @@ def test_interleaved_ranks(prefix):
     assert log.available_kv_bytes == 59 * GIB
 
 
-def test_ranks_as_they_introduce_themselves():
-    lines = [
-        f"(Worker_TP{r} pid=1{r}) INFO x [p.py:1] rank {r} in world size 4 is assigned as DP rank 0, PP rank {r // 2}, "
-        f"TP rank {r % 2}, EP rank {r}"
-        for r in (3, 1, 2, 0)
-    ]
-    log = vllm_log.parse("\n".join(lines))
-    assert (log.world_size, log.ranks[3]) == (4, Rank(3, dp=0, pp=1, tp=1, ep=3))
-
-
-def test_configuration_as_each_version_writes_it():
+def test_configuration_and_ranks_as_each_version_writes_them():
     old = (
         "INFO llm_engine.py:234] Initializing an LLM engine (v0.6.4) with config: model='m', dtype=torch.float16, "
         "max_seq_len=20000, tensor_parallel_size=2, quantization=None, enforce_eager=False, kv_cache_dtype=fp8"
@@ -117,6 +107,18 @@ def test_configuration_as_each_version_writes_it():
     )
     log = vllm_log.parse(server)
     assert (log.version, log.tp, log.gpu_memory_utilization) == ("0.8.5", 4, 0.95)
+    lines = [
+        f"(Worker_TP{r} pid=1{r}) INFO x [p.py:1] rank {r} in world size 4 is assigned as DP rank 0, PP rank {r // 2}, "
+        f"TP rank {r % 2}, EP rank {r}"
+        for r in (3, 1, 2, 0)
+    ]
+    log = vllm_log.parse("\n".join(lines))
+    assert (log.world_size, log.ranks[3]) == (4, Rank(3, dp=0, pp=1, tp=1, ep=3))
+    line = "x] Initializing a V1 LLM engine (v0.11.0) with config: model='m', disable_custom_all_reduce=True, device_config={}"
+    assert vllm_log.parse(line.format("cuda")).custom_allreduce_disabled == "disable_custom_all_reduce=True"
+    assert vllm_log.parse(line.format("cpu")).custom_allreduce_disabled == ""
+    assert not vllm_log.looks_like("hello\nworld")
+    assert vllm_log.parse("hello") == StartupLog()
 
 
 def test_the_last_start_counts():
@@ -129,12 +131,6 @@ def test_the_last_start_counts():
     assert vllm_log.parse(replicas).kv_tokens == 4000
 
 
-def test_switched_off_by_hand():
-    line = "x] Initializing a V1 LLM engine (v0.11.0) with config: model='m', disable_custom_all_reduce=True, device_config={}"
-    assert vllm_log.parse(line.format("cuda")).custom_allreduce_disabled == "disable_custom_all_reduce=True"
-    assert vllm_log.parse(line.format("cpu")).custom_allreduce_disabled == ""
-
-
 @pytest.mark.parametrize(("tp", "tokens"), [(1, 262_144), (2, 524_288)])
 def test_vllm_on_cpu_for_real(tp, tokens):
     log = vllm_log.parse((FIXTURES / f"vllm-cpu-tp{tp}.log").read_text())
@@ -142,11 +138,6 @@ def test_vllm_on_cpu_for_real(tp, tokens):
     assert (log.kv_tokens, log.max_concurrency, log.max_model_len) == (tokens, tokens / 1024, 1024)
     assert (log.backend, "fixed" in log.figures, log.available_kv_bytes) == ("gloo", True, GIB)
     assert log.max_num_batched_tokens == 4096 * tp
-
-
-def test_other_texts_are_not_logs():
-    assert not vllm_log.looks_like("hello\nworld")
-    assert vllm_log.parse("hello") == StartupLog()
 
 
 @pytest.mark.parametrize(
@@ -183,7 +174,10 @@ def test_the_root_error(text, error, who, where):
     assert (found.who, found.where) == (who, where)
 
 
-def test_the_traceback_of_a_launcher_is_not_that_of_its_process():
+def test_more_of_an_error_and_of_its_launcher():
+    assert "Cuda failure 2 'out of memory'" in crashes.find(DATA["nccl_below"].splitlines()).error
+    assert "for want of memory" in crashes.find(KILLED.splitlines()).error
+    assert crashes.find(CAUSED.splitlines()).then.startswith("torch._inductor.exc.InductorError")
     ended = "E0323 21:57:08.583000 23 elastic/x.py:869] failed (exitcode: 1) local_rank: 0 (pid: 88) of binary: python"
     lines = [
         ended,
@@ -194,12 +188,6 @@ def test_the_traceback_of_a_launcher_is_not_that_of_its_process():
     said = "local rank 0 exited with 1 (failed (exitcode: 1) local_rank: 0), and its own error is not in this text"
     assert crashes.find(lines).sentence == said
     assert crashes.find([*lines[:1], *(f"step {i}" for i in range(40))]) is None  # it was started again
-
-
-def test_more_of_an_error():
-    assert "Cuda failure 2 'out of memory'" in crashes.find(DATA["nccl_below"].splitlines()).error
-    assert "for want of memory" in crashes.find(KILLED.splitlines()).error
-    assert crashes.find(CAUSED.splitlines()).then.startswith("torch._inductor.exc.InductorError")
 
 
 @pytest.mark.parametrize(
@@ -219,15 +207,12 @@ def test_a_run_that_failed_is_off(text, kind, tmp_path):
     assert "initialization failed" not in found.sections[0].causes[0].said
 
 
-def test_a_server_that_failed_later_had_started(tmp_path):
+def test_a_server_that_failed_later_had_started_and_outlives_the_error_of_a_request(tmp_path):
     path = tmp_path / "x.log"
     path.write_text(VLLM.replace("(Worker_TP1 pid=33) ERROR", "INFO: Application startup complete.\n(Worker_TP1 pid=33) ERROR", 1))
     section = audit([path]).sections[0]
     assert "failed later" in section.causes[0].said
     assert [f.code for f in section.findings if f.verdict == "disagree"] == ["runs that ended in an error"]
-
-
-def test_a_server_outlives_the_error_of_a_request():
     ready = (
         "INFO [core.py:77] Initializing a V1 LLM engine (v0.11.0) with config: model='a'\nINFO:     Application startup complete.\n"
     )
@@ -270,17 +255,18 @@ def test_keys_of_a_serving_line_are_read_each_for_itself(between):
     assert vllm_log.parse(line).moments == (Moment(35, 115, 118.5, 0.99, prompt_tokens_per_s=382.6),)
 
 
-def test_a_key_without_a_value_is_not_nothing():
+def test_keys_without_values_and_hits_of_the_prefix_cache():
     log = vllm_log.parse(f"{SERVED}Running: 35 reqs, Waiting: 1")
     assert log.moments[0].waiting is None
     assert "requests waiting" not in [f.item for f in audit_log(log, None).findings]
-
-
-def test_hits_of_the_prefix_cache_are_told():
     line = f"{SERVED}Running: 1 reqs, Waiting: 0 reqs, GPU KV cache usage: 0.3%, Prefix cache hit rate: 68.2%"
     assert ("prompt tokens found in the prefix cache", 0.682) in [
         (f.item, pytest.approx(f.measured)) for f in audit_log(vllm_log.parse(line), None).findings
     ]
+    line = f"{SERVED}Running: 7 reqs, Waiting: 1 reqs, GPU KV cache usage: 100.0%\n"
+    (cause,) = audit_log(vllm_log.parse(line * 5), None).causes
+    assert cause.said.endswith("and 1 request waits")
+    assert cause.share is None
 
 
 @pytest.mark.parametrize(("waiting", "overloaded"), [(168, True), (1, False)])
@@ -299,13 +285,6 @@ def test_a_queue_in_lines_that_a_terminal_cut():
     log = sglang_log.parse("\n".join([decode, *(prefill.format(n) for n in (80, 81, 82, 82))]))
     assert [(m.running, m.waiting) for m in log.moments] == [(45, None), (45, 80), (45, 81), (45, 82), (45, 82)]
     assert [c.said for c in audit_log(log, None).causes] == ["overloaded: 80 to 82 wait while 45 run, and no fewer at the end"]
-
-
-def test_one_that_waits_waits():
-    line = f"{SERVED}Running: 7 reqs, Waiting: 1 reqs, GPU KV cache usage: 100.0%\n"
-    (cause,) = audit_log(vllm_log.parse(line * 5), None).causes
-    assert cause.said.endswith("and 1 request waits")
-    assert cause.share is None
 
 
 def test_requests_that_lose_their_cache():
@@ -409,21 +388,15 @@ def test_an_analysers_block(number, tmp_path):
     assert head(BLOCK.format(number), tmp_path) == "1 flight record: rank 1 is the culprit (late rank)"
 
 
-def test_an_analysers_table():
+def test_analysers_tables_and_calls_that_differ():
     found = flight.parse_analysis(DATA["table"])
     assert (found.listed, [(f.seq, f.op, f.missing) for f in found.faults]) == (2, [(4, "all-reduce", (1,))])
-
-
-def test_a_call_that_differs():
     text = (
         "Collective sequence number: 11 has errors\ncollective: nccl:all_gather\nerror msg: Culprit rank 1; SIZE_OR_SYNTAX_MISMATCH"
     )
     found = audit_read(ReadFiles((("x", flight.parse_analysis(text)),)))
     assert found.culprit.rank == 1
     assert "rank 1 differed from others in all-gather, number 11: SIZE_OR_SYNTAX_MISMATCH" in found.culprit.said
-
-
-def test_the_group_of_a_watchdog_by_its_elements():
     work = "WorkNCCL(SeqNum=7753, OpType=_REDUCE_SCATTER_BASE, NumelIn=4096, NumelOut=512, Timeout(ms)=600000)"
     line = "[rank{0}]:[E1206 x.cpp:607] [Rank {0}] Watchdog caught collective operation timeout: {1} ran for 600061 milliseconds"
     log = nccl_log.parse("\n".join(line.format(rank, work) for rank in (0, 3, 4)))
@@ -549,24 +522,18 @@ def test_whoever_others_wait_for_through_other_groups_is_named(program, late, st
     assert (found.culprit.rank if found.culprit else None) == (late if waited else None)
 
 
-def test_a_collective_that_some_have_not_started():
+def test_collectives_not_started_or_of_other_sizes_name_their_rank():
     states = ["started", "started", "scheduled", "started"]
     dumps = [flight.parse(made_dump(r, 3, done=False, state=s), r) for r, s in enumerate(states)]
     found = audit_flight(dumps, None, ["x"] * 4)
     assert (found.culprit.rank, found.causes[0].code) == (2, "stuck")
     all_in = [flight.parse(made_dump(r, 3, done=False, state="started"), r) for r in range(4)]
     assert audit_flight(all_in, None, ["x"] * 4).culprit is None
-
-
-def test_sizes_that_differ():
     dumps = [flight.parse(made_dump(r, 3, done=False, size=8 if r != 1 else 9), r) for r in range(4)]
     found = audit_flight(dumps, None, ["x"] * 4)
     assert (found.culprit.rank, found.causes[0].code) == (1, "mismatch")
     two = [flight.parse(made_dump(r, 3, size=8 + r, ranks=(0, 1)), r) for r in range(2)]
     assert audit_flight(two, None, ["x"] * 2).culprit is None  # one against one: nobody knows who is right
-
-
-def test_groups_side_by_side_may_share_a_name():
     pairs = [flight.parse(made_dump(r, 3, group="tp", size=8 + r // 2, ranks=(0, 1) if r < 2 else (2, 3)), r) for r in range(4)]
     found = audit_flight(pairs, None, ["x"] * 4)
     assert found.culprit is None

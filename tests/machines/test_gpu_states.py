@@ -53,7 +53,6 @@ def drawn(links, nics=()):
 
 
 def square(gpus, kind, odd=None, other="SYS"):
-    """All pairs alike, but for those of one GPU."""
     return [[" X " if i == j else other if odd in (i, j) else kind for j in range(gpus)] for i in range(gpus)]
 
 
@@ -113,7 +112,6 @@ def test_pairs_without_p2p_and_cards_off_xgmi():
 
 
 def gpu(bus="18", **other):
-    """A GPU of nvidia-smi -q, busy and sound."""
     of = {"width": "16x", "gen": 5, "util": 97, "clock": 1755, "active": "", "dram": 0, "limit": 700, "fabric": "Completed"}
     of |= {"name": "NVIDIA H100 80GB HBM3", "pending": "No"} | other
     reasons = ("Idle", "SW Power Cap", "HW Slowdown", "HW Thermal Slowdown", "SW Thermal Slowdown")

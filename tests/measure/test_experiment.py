@@ -53,7 +53,6 @@ def checkpoint(tmp_path_factory):
 # --- the built-in engine, for real ---------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def study_here(checkpoint, tmp_path_factory):
-    """A quick study that is interrupted after its first run and then goes on."""
     out = tmp_path_factory.mktemp("study")
     words = ["measure", "experiment", "--model", str(checkpoint), "--quick", "--out", str(out), "--cluster", "2xcpu"]
     process = ForkedProgram("commtax", *words)

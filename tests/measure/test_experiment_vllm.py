@@ -59,7 +59,6 @@ def fake(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A study that went well, its words and calls; it can be asked to go on."""
     with pytest.MonkeyPatch.context() as patch:
         words, called = stand_in(tmp_path_factory.mktemp("whole"), patch)
         done = run_here("measure", "experiment", *words, "--json")
@@ -235,7 +234,6 @@ def test_two_signals_leave_no_engine(fake, monkeypatch):
 
 
 def engines(program):
-    """Processes of the stand-in that run a benchmark."""
     listed = subprocess.run(["ps", "-ww", "-eo", "stat,args"], capture_output=True, text=True, check=True).stdout.splitlines()
     return [line for line in listed if program in line and " bench " in line and not line.startswith("Z") and "leash" not in line]
 

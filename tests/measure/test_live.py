@@ -50,7 +50,6 @@ HOLDER = DATA["holder"]
 
 @pytest.fixture(autouse=True, scope="module")
 def targets():
-    """Ranks find ``live_targets`` as they find any module of the user's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(HELPERS), prepend=os.pathsep)
         yield
@@ -324,7 +323,6 @@ def test_leavings_of_dead_runs_are_swept_and_nothing_else(tmp_path):
 
 
 def command(capsys, *words):
-    """``commtax measure …`` in this process; its ranks are processes of their own."""
     with pytest.raises(SystemExit) as ended:
         main(["measure", *words])
     shown = capsys.readouterr()
@@ -351,7 +349,6 @@ def test_the_command_proves_and_shows(checkpoints, capsys):
 
 
 def edited(folder, tmp_path, change):
-    """A copy of a one-file checkpoint with its bytes changed."""
     for name in ("config.json", "model.safetensors"):
         data = (folder / name).read_bytes()
         (tmp_path / name).write_bytes(change(data) if name == "model.safetensors" else data)

@@ -114,7 +114,6 @@ def test_what_torch_says_of_missing_instructions_is_no_error():
 
 
 def sweep(*words):
-    """The sweep as a user runs it."""
     return run_forked("commtax_lab.measure.study.kernels", *words)
 
 

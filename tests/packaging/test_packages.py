@@ -28,7 +28,6 @@ BUILD = DATA["build"]
 
 
 def shipped(folder):
-    """The files of a package, as they lie in the repository."""
     return {
         str(path.relative_to(folder.parent)) for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts
     }

@@ -171,8 +171,6 @@ def test_a_screen_holds_it(name):
 
 
 class Page(HTMLParser):
-    """Whether tags are closed, and what they would fetch or run."""
-
     def __init__(self, text):
         super().__init__()
         self.open, self.kinds, self.asked = [], set(), []
@@ -285,7 +283,6 @@ def test_help_has_an_example(name):
 
 
 def records():
-    """All data classes that answers are made of, by name."""
     found = {}
     for info in pkgutil.walk_packages(commtax.__path__, "commtax."):
         if info.name.split(".")[1] in ("verbs", "runs"):
@@ -330,7 +327,6 @@ def test_what_is_no_number_is_null():
 
 @st.composite
 def drawn_tables(draw):
-    """A name and a plan, some figures, perhaps a reason."""
     rows, figures = draw(st.integers(1, 3)), draw(st.integers(0, 12))
     columns = ["", "plan", *(f">figure {i}" for i in range(figures)), *(["why"] if draw(st.booleans()) else [])]
     kinds = {">": FIGURES, "p": PLANS, "w": WORDS}
@@ -359,7 +355,6 @@ def test_a_table_keeps_to_the_width_and_says_what_it_leaves_out(table, width):
 
 @given(drawn_tables(), WIDTHS)
 def test_the_plan_s_name_is_always_whole(table, width):
-    """It may fold; read down its column, or on in a record, it is there to the last word."""
     lines = [str(line) for line in table.lines(width)]
     choice = chosen(table, width)
     for _, plan, *_ in table.rows:
@@ -476,7 +471,6 @@ def test_collectives_have_a_colour_of_their_own_in_a_bill():
 
 @cache
 def printed():
-    """All questions at all widths, by one process."""
     told = on_a_terminal(list(SHOWN.values()), COLUMNS)
     return dict(zip([(width, name) for name in SHOWN for width in COLUMNS], told, strict=True))
 
@@ -509,7 +503,6 @@ def test_the_answer_comes_first(width):
 
 @pytest.mark.parametrize("width", COLUMNS)
 def test_every_plan_has_its_whole_name(width):
-    """In its column, which may fold, or in a record."""
     names = [row["verdict"].split(" = ")[1] for row in json.loads(told(*PLAN, "--json"))["plans"]]
     shown = lines(width, "plan")
     head = next((line for line in shown if re.match(r" +plan  ", line)), "")

@@ -50,7 +50,6 @@ def predicted(load, claim):
 
 
 def measured(load, claim, **times):
-    """The result of a run that is as predicted, with some figures so many times as large."""
     found = predicted(load, claim)
     stats = {}
     for (metric, statistic), figure in found.figures.items():
@@ -269,7 +268,6 @@ def test_published_runs_at_a_rate_agree():
 
 
 def document(load, claim, **times):
-    """As ``vllm bench serve`` writes it."""
     result = measured(load, claim, **times)
     plain = {f"{s}_{m}_ms": v * 1e3 for m, stats in result.stats.items() for s, v in stats.items() if m != "e2el"}
     rates = {"request_throughput": result.requests_per_s, "output_throughput": result.output_tokens_per_s}

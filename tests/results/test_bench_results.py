@@ -105,15 +105,11 @@ def one(content):
     return found
 
 
-def test_latency_of_a_real_run():
+def test_results_of_real_runs():
     (found,) = bench.parse((FIXTURES / "vllm-cpu-tp2.latency.json").read_text())
     assert (found.tool, found.kind, len(found.latencies_s)) == ("vllm", "latency", 5)
     assert found.seconds("e2el") == pytest.approx(0.35132, rel=1e-4)
     assert found.seconds("e2el", "p99") == pytest.approx(0.41926, rel=1e-4)
-
-
-def test_serving_and_throughput_of_real_runs():
-    """vLLM 0.32 also writes the latencies of single requests into a serving result."""
     (found,) = bench.parse((FIXTURES / "vllm-cpu-tp1.serve.json").read_text())
     assert (found.kind, found.concurrency, found.tp, found.requests, found.request_rate) == ("serve", 1, 1, 8, math.inf)
     assert (found.input_len, found.output_len) == (128, 32)
@@ -123,7 +119,12 @@ def test_serving_and_throughput_of_real_runs():
     assert found.total_tokens_per_s * found.duration_s == pytest.approx(1280)
 
 
-def test_throughput_counts_all_tokens():
+def test_serve_throughput_and_sglang_lines():
+    found = one(SERVE)
+    assert (found.tool, found.kind, found.failed, found.request_rate, found.concurrency) == ("vllm", "serve", 1, 4.0, None)
+    assert (found.seconds("ttft"), found.seconds("ttft", "p99")) == (pytest.approx(0.038), pytest.approx(0.09))
+    assert found.seconds("itl") == pytest.approx(0.0073), "the mean where there is no median"
+    assert (found.input_len, found.output_len) == (512, 128)
     found = one(
         {
             "elapsed_time": 10.0,
@@ -134,24 +135,10 @@ def test_throughput_counts_all_tokens():
         }
     )
     assert (found.kind, found.total_tokens_per_s, found.output_tokens_per_s) == ("throughput", 6400.0, None)
-
-
-def test_serve():
-    found = one(SERVE)
-    assert (found.tool, found.kind, found.failed, found.request_rate, found.concurrency) == ("vllm", "serve", 1, 4.0, None)
-    assert (found.seconds("ttft"), found.seconds("ttft", "p99")) == (pytest.approx(0.038), pytest.approx(0.09))
-    assert found.seconds("itl") == pytest.approx(0.0073), "the mean where there is no median"
-    assert (found.input_len, found.output_len) == (512, 128)
-
-
-def test_rate_without_limit_and_details_in_seconds():
     plain = {k: v for k, v in SERVE.items() if not k.endswith("_ms")}
     found = one({**plain, "request_rate": "inf", "ttfts": [0.1, 0.3], "itls": [[0.01, 0.02], [0.03]]})
     assert (found.request_rate, found.seconds("ttft")) == (math.inf, pytest.approx(0.2))
     assert found.seconds("itl") == pytest.approx(0.02)
-
-
-def test_sglang_lines():
     row = {**SERVE, "backend": "sglang", "mean_e2e_latency_ms": 800.0, "max_concurrency": 8, "accept_length": 2.5}
     found = bench.parse(json.dumps(row) + "\n" + json.dumps(row) + "\n")
     assert (len(found), (found[0].tool, found[0].concurrency, found[0].accepted)) == (2, ("sglang", 8, 2.5))
@@ -180,7 +167,6 @@ def test_what_is_no_result(text):
 
 
 def said(found, key):
-    """What a result has under a field's name, or as metric_statistic."""
     if key == "notes":
         return [note.code for note in found.notes]
     metric, _, statistic = key.partition("_")
@@ -219,7 +205,7 @@ def test_what_is_cut_off_or_damaged_is_read_or_refused(real, data):
             assert all(value >= 0 for one in found for stats in one.stats.values() for value in stats.values())
 
 
-def test_a_table_that_ends_early_says_so():
+def test_what_ends_early_says_so_and_gives_its_whole_fields():
     whole = next(real["text"] for real in REAL if real["name"] == "vllm-serve-mi300x")
     (found,) = bench.read(whole)
     assert not found.notes
@@ -227,9 +213,6 @@ def test_a_table_that_ends_early_says_so():
     assert [note.code for note in found.notes] == ["partial"]
     assert "line 2" in found.notes[0]
     assert (found.seconds("tpot", "mean"), "median" in found.stats["tpot"]) == (pytest.approx(0.08002), False)
-
-
-def test_json_that_ends_early_gives_its_whole_fields():
     text = json.dumps({**SERVE, "generated_texts": ["a"] * 50})
     (found,) = bench.parse(text[: text.index("generated_texts") + 40])
     assert (found.seconds("ttft", "mean"), found.requests) == (0.04, 200)
@@ -237,6 +220,11 @@ def test_json_that_ends_early_gives_its_whole_fields():
     assert "mean_e2el_ms" in found.notes[0]
     (found,) = bench.parse(json.dumps(SERVE) + "\n" + json.dumps(SERVE)[:200])
     assert "result 2" in found.notes[0]
+    document = json.loads(next(real["text"] for real in REAL if real["kind"] == "GuideLLM JSON"))
+    text = json.dumps({**document, "benchmarks": document["benchmarks"] * 2})
+    found = bench.parse(text[: text.rindex("time_to_first_token_ms")])
+    assert [r.seconds("ttft", "mean") for r in found] == [pytest.approx(0.0488436508), None]
+    assert [note.code for r in found for note in r.notes] == ["partial"]
 
 
 @given(
@@ -257,14 +245,6 @@ def test_any_beginning_of_json_is_a_part_of_it(value, data):
     found, _ = read_damaged(text[:cut])
     assert found is None or inside(found, json.loads(text))
     assert read_damaged(text)[0] == json.loads(text)
-
-
-def test_benchmarks_before_the_cut_are_read():
-    document = json.loads(next(real["text"] for real in REAL if real["kind"] == "GuideLLM JSON"))
-    text = json.dumps({**document, "benchmarks": document["benchmarks"] * 2})
-    found = bench.parse(text[: text.rindex("time_to_first_token_ms")])
-    assert [r.seconds("ttft", "mean") for r in found] == [pytest.approx(0.0488436508), None]
-    assert [note.code for r in found for note in r.notes] == ["partial"]
 
 
 def test_options_above_a_printed_result_say_its_load():
@@ -385,15 +365,6 @@ def test_a_label_with_another_word_is_another(label):
     assert meaning(label).field == ""
 
 
-def test_json_whose_keys_are_labels():
-    (found,) = bench.parse(
-        '{"load_summary": {"count": 9, "requested_rate": 2.0}, "successes": {"count": 9, "latency": '
-        '{"time_to_first_token": {"mean": 0.2}, '
-        '"normalized_time_per_output_token": {"mean": 9}, "time_per_output_token": {"mean": 0.02}}}}'
-    )
-    assert (found.requests, found.request_rate, found.stats) == (9, 2.0, {"ttft": {"mean": 0.2}, "tpot": {"mean": 0.02}})
-
-
 @pytest.mark.parametrize(
     ("command", "said"),
     [
@@ -409,8 +380,17 @@ def test_the_command_above_a_result_is_what_ran(command, said):
     assert (found.model, found.tp, found.request_rate) == said
 
 
-def test_no_command_is_a_sentence():
+def test_commands_and_deviations_are_no_sentences_and_no_values():
     assert not printed_runs.is_command("vllm serve prints this: 5 - 6")
+    (found,) = bench.read("Load time: 900.00 ms\nTTFT: 20.50 ± 0.47 ms\nTPOT: 10.25 +/- 1 ms\nThroughput : 97.5 ± 1.07 tokens/s\n")
+    assert (found.stats["ttft"]["mean"], found.stats["tpot"]["mean"]) == pytest.approx((0.0205, 0.01025))
+    assert found.facts["tokens/s"] == "97.5"
+    (found,) = bench.parse(
+        '{"load_summary": {"count": 9, "requested_rate": 2.0}, "successes": {"count": 9, "latency": '
+        '{"time_to_first_token": {"mean": 0.2}, '
+        '"normalized_time_per_output_token": {"mean": 9}, "time_per_output_token": {"mean": 0.02}}}}'
+    )
+    assert (found.requests, found.request_rate, found.stats) == (9, 2.0, {"ttft": {"mean": 0.2}, "tpot": {"mean": 0.02}})
 
 
 def test_answers_that_were_not_streamed_and_rates_that_were_not_sent_are_told():
@@ -421,13 +401,7 @@ def test_answers_that_were_not_streamed_and_rates_that_were_not_sent_are_told():
     assert audit_bench([found, found], None, "x").facts["results"] == "2"
 
 
-def test_a_deviation_behind_a_value_is_no_part_of_it():
-    (found,) = bench.read("Load time: 900.00 ms\nTTFT: 20.50 ± 0.47 ms\nTPOT: 10.25 +/- 1 ms\nThroughput : 97.5 ± 1.07 tokens/s\n")
-    assert (found.stats["ttft"]["mean"], found.stats["tpot"]["mean"]) == pytest.approx((0.0205, 0.01025))
-    assert found.facts["tokens/s"] == "97.5"
-
-
-def test_fewer_answers_than_the_command_asked_for_are_failures():
+def test_failures_are_a_cause_and_zeros_no_times():
     command = "python3 -m sglang.bench_serving --backend sglang --num-prompts {}\n"
     section = audit_bench(bench.read(command.format(20) + TABLE), None, "x")
     (cause,) = [c for c in section.causes if c.code == "failed requests"]
@@ -436,9 +410,6 @@ def test_fewer_answers_than_the_command_asked_for_are_failures():
     assert not audit_bench(bench.read(command.format(9) + TABLE), None, "x").causes
     _, second = bench.read(command.format(20) + TABLE + "\n" + TABLE)
     assert "requests asked for" not in second.facts  # it may be another run's
-
-
-def test_zeros_are_no_times_and_failures_are_a_cause():
     (found,) = bench.read(
         '{"completed": 0, "failed": 8, "duration": 0.005, "mean_ttft_ms": 0.0, "mean_tpot_ms": 0.0, "backend": "vllm"}'
     )
@@ -491,15 +462,16 @@ def test_what_is_cut_off_is_partial_and_not_off(audited, text, says):
     assert all(f.verdict != "disagree" for f in run.findings)
 
 
-def test_the_last_rows_of_a_whole_test_are_not_partial(audited):
+def test_whole_tests_have_their_averages(audited):
     run = audited(rows(1 << 26, 1 << 27) + END)
     assert not cut(run)
     assert [f.measured for f in run.findings if f.code == "average bus bandwidth, GB/s"] == [30]
-
-
-def test_each_of_several_tests_has_its_average(audited):
     run = audited((HEAD.format(2) + TITLES + rows(1 << 27) + END) * 2)
     assert [f.item for f in run.findings if "average" in f.code] == [f"run {i}: average bus bandwidth, GB/s" for i in (1, 2)]
+    empty = ROW.format(0, 0, 1.0, 1.0).replace("20.00   30.00", " 0.00    0.00")
+    text = HEAD.format(8) + TITLES + empty * 2 + rows(67108864, 134217728) + END.replace(": 30", ": 15")
+    (average,) = (f for f in audited(text).findings if "average" in f.item)
+    assert average.reason == "as printed: the mean of these rows"
 
 
 def test_one_rank_moves_nothing_and_is_not_blamed(audited):
@@ -516,14 +488,7 @@ def test_programs_that_are_not_priced_keep_their_names(program, op):
     assert [run.op for run in collective_tests.parse(text).runs] == [op]
 
 
-def test_columns_of_newer_versions():
-    """Timestamps, differing bits and times of each iteration behind both halves of a row."""
-    half = " 10.50  20.00  30.00  1  0  9.9  11.2  11.1  4.0"
-    row = collective_tests.row_of(f"1048576 262144 float sum -1{half}{half.replace('10.50', '12.50')} 2026-02-01 10:00:00")
-    assert (row.seconds, row.in_place_s, row.wrong) == pytest.approx((10.5e-6, 12.5e-6, 2))
-
-
-def test_json_of_both(audited):
+def test_columns_of_newer_versions_and_json_of_both(audited):
     found = audited(json.dumps(NCCL), "a.json").findings
     assert [f.measured for f in found if f.code == "size"] == pytest.approx([60.5e-6, 121e-6])
     assert found[0].item == "all-to-all over 2 ranks: best bus bandwidth, GB/s"
@@ -531,13 +496,9 @@ def test_json_of_both(audited):
         found = audited(text, "b.json").findings
         assert found[0].item == "all-reduce over 4 ranks: best bus bandwidth, GB/s"
         assert [f.measured for f in found if f.code == "size"] == pytest.approx([19.2e-6, 0.0214])
-
-
-def test_rows_of_nothing_are_in_the_average_and_are_not_missing(audited):
-    empty = ROW.format(0, 0, 1.0, 1.0).replace("20.00   30.00", " 0.00    0.00")
-    text = HEAD.format(8) + TITLES + empty * 2 + rows(67108864, 134217728) + END.replace(": 30", ": 15")
-    (average,) = (f for f in audited(text).findings if "average" in f.item)
-    assert average.reason == "as printed: the mean of these rows"
+    half = " 10.50  20.00  30.00  1  0  9.9  11.2  11.1  4.0"
+    row = collective_tests.row_of(f"1048576 262144 float sum -1{half}{half.replace('10.50', '12.50')} 2026-02-01 10:00:00")
+    assert (row.seconds, row.in_place_s, row.wrong) == pytest.approx((10.5e-6, 12.5e-6, 2))
 
 
 def test_a_host_that_its_devices_name_is_judged_as_if_it_were_named(tmp_path):
@@ -602,11 +563,6 @@ def test_the_load_of_a_recorded_server():
     assert last.started_s is not None
 
 
-def test_a_recorded_restart_is_noticed():
-    first, last, again = (read_exposition(recorded(n)) for n in (1, 2, 3))
-    assert [again.restarted_since(first), again.restarted_since(last), last.restarted_since(first)] == [True, True, False]
-
-
 @pytest.mark.parametrize("page", PAGES, ids=[p["engine"] for p in PAGES])
 def test_documented_names_of_engines(page):
     run = run_of(read_exposition(page["lines"]), page["window_s"])
@@ -615,21 +571,20 @@ def test_documented_names_of_engines(page):
     assert page["facts"].items() <= run.facts.items()
 
 
-def test_drafts_are_told_by_tokens_that_come_at_once():
+def test_pages_tell_drafts_bounds_and_restarts():
     lines = [f"vllm:{name} {value}" for name, value in (
         ("spec_decode_num_drafts_total", 400), ("generation_tokens_total", 1000), ("time_to_first_token_seconds_count", 10),
         ("inter_token_latency_seconds_count", 390), ("iteration_tokens_total_count", 100),
     )]  # fmt: skip
     page = read_exposition("\n".join(lines))
     assert (run_of(page).accepted, requests_in_flight(page, None)) == (2.5, 4)
+    first, last, again = (read_exposition(recorded(n)) for n in (1, 2, 3))
+    assert [again.restarted_since(first), again.restarted_since(last), last.restarted_since(first)] == [True, True, False]
+    assert bounds_text(*quantile_bounds({1.0: 0.0, float("inf"): 5.0}, 0.99)) == "above 1 s"
+    assert bounds_text(0.25, 0.5) == "250 ms to 500 ms"
+    assert not Exposition()
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "node_cpu_seconds_total 1\n", "<html>vllm</html>", "vllm:x NaN\n"])
 def test_pages_without_a_metric_of_an_engine_are_empty(text):
     assert not read_exposition(text)
-
-
-def test_what_is_above_all_bounds_has_no_upper_one():
-    assert bounds_text(*quantile_bounds({1.0: 0.0, float("inf"): 5.0}, 0.99)) == "above 1 s"
-    assert bounds_text(0.25, 0.5) == "250 ms to 500 ms"
-    assert not Exposition()

@@ -178,8 +178,6 @@ def test_names_of_replicas_do_not_matter(case, routing, count):
 
 
 class Renumbered(Workers):
-    """The same engines, counted from the last to the first."""
-
     def build(self, book, first=0):
         engines = Workers.build(self, book, first)
         for engine in engines:
@@ -419,7 +417,6 @@ def test_a_closed_loop_is_never_more_than_full():
 
 
 def checksums(seed):
-    """Of every column of one run."""
     outcome = run_requests(asked(request_rate=30.0, num_prompts=400, replicas=2, router="least-loaded", seed=seed))
     return {name: zlib.crc32(np.ascontiguousarray(column).tobytes()) for name, column in outcome.columns.items()}
 

@@ -41,7 +41,6 @@ for line in sys.stdin.read().splitlines():
 
 
 def remembered():
-    """Everything of the catalogue that is read once."""
     places = (catalog, loader, models, programs, flags, read_command)
     return {f for place in places for f in vars(place).values() if hasattr(f, "cache_clear")}
 
@@ -86,7 +85,6 @@ def test_every_usual_change_is_worked_through():
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A copy of the catalogue that is read instead of ours."""
     copy = shutil.copytree(SOURCE / "catalog", tmp_path / "catalog")
     for place in (loader, models):
         if hasattr(place, "FACTS"):
@@ -100,7 +98,6 @@ def folder(tmp_path, monkeypatch):
 
 
 def renamed(path, old, new):
-    """A copy of a catalogue file under another key, without the aliases of the first."""
     text = re.sub(r"(?m)^aliases.*$", "", path.read_text().replace(f'key = "{old}"', f'key = "{new}"'))
     path.with_name(f"{new}.toml").write_text(text)
 
@@ -173,7 +170,6 @@ def test_a_model_of_a_known_family_is_its_file(folder):
 
 
 def written(name):
-    """Python files in which a name stands as a word of its own, in quotes."""
     return {str(path.relative_to(SOURCE)) for path, text in PYTHON.items() if re.search(rf"[\"']{re.escape(name)}[\"']", text)}
 
 

@@ -10,7 +10,6 @@ GROUPS = tomllib.loads((ROOT / "tests" / "slow.toml").read_text())
 
 
 def exists(name):
-    """Whether a file, or a test in it, is there."""
     file, _, test = name.partition("::")
     path = ROOT / file
     return path.is_file() and (not test or test in {getattr(node, "name", "") for node in ast.parse(path.read_text()).body})

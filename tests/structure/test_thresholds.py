@@ -41,7 +41,6 @@ FACTS = {
 
 
 def numbers(path):
-    """Names of a module that are bound to a bare number, or to arithmetic of numbers."""
     for node in ast.parse(path.read_text()).body:
         if not isinstance(node, ast.Assign):
             continue

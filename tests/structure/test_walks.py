@@ -22,7 +22,6 @@ STEPS = {
 
 
 def forget():
-    """Nothing that was made before is remembered."""
     for name, module in list(sys.modules.items()):
         if name.startswith("commtax"):
             for thing in list(vars(module).values()):
@@ -31,7 +30,6 @@ def forget():
 
 
 def visits(call):
-    """Files of the functions that a call makes, neighbours joined."""
     seen, files = set(), []
 
     def note(frame, event, _):

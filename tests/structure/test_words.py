@@ -67,7 +67,6 @@ SCRIPTS_ALLOWED = DATA["scripts_allowed"]
 
 
 def figures(value):
-    """All numbers of an answer in their order, and none of its words."""
     if isinstance(value, np.ndarray | np.number):
         return value.tolist()
     if isinstance(value, dict):
@@ -78,19 +77,16 @@ def figures(value):
 
 
 def told(*words):
-    """The numbers of a command's answer, and its exit code."""
     done = run_here(*words, "--json")
     return done.returncode, figures(json.loads(done.stdout))
 
 
 def steps(b):
-    """A bill's own figures and those of its lines."""
     sums = (b.step_s, b.sigma, b.compute_s, b.comm_s, b.exposed_comm_s, b.tokens_per_s)
     return figures([sums, *((x.total_s, x.exposed_s, x.hidden_s, x.window_s, x.sigma, x.flops, x.item.count) for x in b.lines)])
 
 
 def compared(name):
-    """Predicted and measured figures of an audit, with their verdicts."""
     asked = Claim(resolve_question(str(FIXTURES / "tiny-llama"), "2xcpu", {"tp": 2}))
     return [
         [(f.predicted, f.measured, f.verdict) for f in section.findings] for section in audit([FIXTURES / name], asked).sections
@@ -98,7 +94,6 @@ def compared(name):
 
 
 def blamed(fault, job):
-    """Whom an audit of a faulty job blames, and its causes with their codes."""
     section = audit_traces([kineto.parse(d) for d in case(42, fault, 0.0, job, ranks=3).documents], None, ["a"])
     culprit = section.culprit
     return (
@@ -135,7 +130,6 @@ QUESTIONS = {
 
 
 def forget():
-    """Nothing that was made before is remembered."""
     for name, module in list(sys.modules.items()):
         if name.startswith("commtax"):
             for thing in list(vars(module).values()):
@@ -145,7 +139,6 @@ def forget():
 
 @pytest.fixture
 def renamed(monkeypatch):
-    """Every label that is made from now on says something else."""
     chance = random.Random(7)
 
     def other(text):
@@ -215,7 +208,6 @@ def test_nobody_reads_our_own_sentences():
 
 
 def in_wording_rooms(others):
-    """Each node of the modules that word answers."""
     for path in FILES:
         if place(path).startswith(WORDING) and place(path) not in others:
             yield from ((path, node) for node in nodes(path))

@@ -232,7 +232,6 @@ def sound(tmp_path_factory):
 
 @given(st.data())
 def test_damaged_databases_are_read_or_refused(sound, tmp_path_factory, data):
-    """Cut off anywhere, or with bytes changed: what is readable, marked, or one line."""
     raw = bytearray(sound)
     if data.draw(st.booleans()):
         del raw[data.draw(st.integers(0, len(raw))) :]
@@ -303,7 +302,6 @@ def program(folder, text):
 
 
 def test_a_report_is_exported_by_nsys(tmp_path):
-    """The call as it is documented; the export is read like any other."""
     export = steps(Export(tmp_path / "export.sqlite")).done()
     report = tmp_path / "report1.nsys-rep"
     report.write_bytes(b"\x00 of its own kind")

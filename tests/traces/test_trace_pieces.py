@@ -83,7 +83,6 @@ RECORDED = json.loads((FIXTURES / "audit" / "stream.json").read_text())
 
 
 def told(trace, notes=True):
-    """All that a trace says, in an order of its own."""
     line = trace.timeline
     rows = zip(line.lane.tolist(), line.start_s.tolist(), line.end_s.tolist(), line.kind.tolist(), line.name, strict=True)
     shown = sorted((line.lanes[lane], *others) for lane, *others in rows)
@@ -118,7 +117,6 @@ def test_pieces_of_any_size_say_what_the_whole_says(events, written, sizes):
 
 @given(EVENTS)
 def test_text_says_what_its_objects_say(events):
-    """Typed records and dictionaries are two ways into the same columns."""
     made = document(events)
     assert answer(kineto.from_pieces, [json.dumps(made).encode()]) == answer(kineto.parse, made)
 

@@ -41,7 +41,6 @@ SPANS = st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 30)).map(lambda 
 
 @cache
 def read(name):
-    """A shared trace, read once for all that ask about it."""
     return kineto.read(TRACES / name)
 
 
@@ -122,9 +121,11 @@ def test_kernels_by_name(name, op):
     assert kernel_op(name) == op
 
 
-def test_calls_by_name():
+def test_calls_and_ranks_by_name():
     words = {"allreduce": "all-reduce", "gloo:all_gather": "all-gather", "all_to_allv": "all-to-all", "nccl:send 0->1": "send-recv"}
     assert {w: call_op(w) for w in words} == words
+    events = decode_graphs(1, 0)["traceEvents"]
+    assert [kineto.parse(events, name).rank for name in ("rank3.17.pt.trace.json", "t_rank-1.json", "x.json")] == [3, 1, 0]
 
 
 def test_exposed_communication_by_hand():
@@ -182,7 +183,7 @@ def test_wire_and_waiting():
     assert waited == pytest.approx([30 * 3e-6, 0], abs=1e-12)
 
 
-def test_ranks_without_a_common_clock_are_matched_by_order():
+def test_meetings_by_order_and_nanoseconds_survive():
     traces = [
         kineto.parse(document(d["traceEvents"], r, baseTimeNanoseconds=r * 10**12))
         for r, d in enumerate((decode_graphs(2, 0), decode_graphs(2, 0)))
@@ -192,10 +193,6 @@ def test_ranks_without_a_common_clock_are_matched_by_order():
     assert len(meetings.first) == 6
     with pytest.raises(ValueError, match="each rank once"):
         meet([traces[0], traces[0]])
-
-
-def test_nanoseconds_survive():
-    """Microseconds since 1970 with three digits behind the point are more than a float holds."""
     events = [{"ph": "X", "cat": "kernel", "name": "k", "ts": 0, "dur": 0, "args": {"device": 0, "stream": 1}}] * 2
     text = json.dumps({"traceEvents": events}).replace('"ts": 0, "dur": 0', '"ts": 1712195495527376.234, "dur": 0.007', 1)
     text = text.replace('"ts": 0, "dur": 0', '"ts": 1712195495527376.241, "dur": 0.001', 1)
@@ -221,7 +218,6 @@ def test_what_is_no_trace(tmp_path, content, words):
 
 @given(st.data())
 def test_damaged_traces_are_refused_in_one_way(data):
-    """Any value replaced by anything: the trace is read, or refused with a ValueError."""
     made = json.loads(json.dumps(document(decode_graphs(2, 1, steps=2)["traceEvents"])))
     for _ in range(data.draw(st.integers(1, 3))):
         place = data.draw(
@@ -250,11 +246,6 @@ def test_bare_lists_and_gzip(tmp_path):
     plain = write(tmp_path / "a.json", made["traceEvents"])
     packed = write(tmp_path / "b.json.gz", made)
     assert [c.start_s for c in kineto.read(plain).collectives] == [c.start_s for c in kineto.read(packed).collectives]
-
-
-def test_the_rank_may_be_in_the_name():
-    events = decode_graphs(1, 0)["traceEvents"]
-    assert [kineto.parse(events, name).rank for name in ("rank3.17.pt.trace.json", "t_rank-1.json", "x.json")] == [3, 1, 0]
 
 
 def test_gloo_on_cpus():
@@ -442,7 +433,7 @@ def test_an_idle_device_is_the_reason():
 
 
 # Strays
-def test_one_stray_kernel_does_not_stretch_its_step():
+def test_strays_stretch_no_step_and_pauses_are_theirs():
     """A 4 ms step whose last kernel the device ran half a second later."""
     asked = question(tp=2)
     made = decode_graphs(**made_steps(asked, steps=1))
@@ -451,6 +442,7 @@ def test_one_stray_kernel_does_not_stretch_its_step():
     section, found = audited(document(events), asked)
     assert found["decode step"].verdict == "agree"
     assert any("1 device event far" in n for n in section.notes)
+    assert main_span([(0.0, 1.0), (50.0, 51.0)], lambda begin, end: end - begin) == (0.0, 51.0, 0)
 
 
 @given(SPANS, st.floats(1.0, 1e6), st.booleans())
@@ -463,10 +455,6 @@ def test_a_stray_changes_nothing(spans, apart, ahead):
     again = main_span([*spans, (begin, begin + tiny)])
     if strays == 0:
         assert again == (first, last, 1)
-
-
-def test_a_pause_of_the_host_is_part_of_its_step():
-    assert main_span([(0.0, 1.0), (50.0, 51.0)], lambda begin, end: end - begin) == (0.0, 51.0, 0)
 
 
 @pytest.mark.parametrize(("call", "microseconds"), [("cudaStreamSynchronize", 400), ("cudaLaunchKernel", 900)])
@@ -502,16 +490,12 @@ def training_steps():
     return document(found)
 
 
-def test_training_steps_are_not_called_decode():
+def test_training_steps_are_not_called_decode_and_an_engine_s_beside_them_are_compared():
     section, found = audited(training_steps(), question(tp=2))
     assert {f.verdict for f in section.findings} == {"unknown"}
     assert "training" in found["training step"].reason
     assert not any("decode" in f.item for f in section.findings)
     assert "3 training steps" in section.notes
-
-
-def test_an_engine_s_steps_beside_training_are_compared():
-    """Reinforcement learning: rollouts with their own step names, then a backward pass."""
     asked = question(tp=2)
     made = decode_graphs(**made_steps(asked))
     made["traceEvents"].append(event("user_annotation", "Optimizer.step#AdamW.step", 10**7, 5))

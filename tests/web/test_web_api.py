@@ -51,7 +51,6 @@ UNITS = {
 
 
 def command_line(words):
-    """What the command prints, or None where it refuses."""
     out = io.StringIO()
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
@@ -64,7 +63,6 @@ def command_line(words):
 
 @cache
 def view_of(name):
-    """The page's view of a case, asked for once by all who only read it."""
     return get("view", **CASES[name])
 
 

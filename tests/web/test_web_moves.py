@@ -45,7 +45,6 @@ FRONTS = {
 
 
 def walk(case):
-    """The state, and each place of each slider: axis, value, patch, note."""
     state = parse(case.items())
     shown = view(state)
     ways = shown["moves"]

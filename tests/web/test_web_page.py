@@ -23,7 +23,6 @@ TRAIN = "m=llama-3.1-70b&c=8x8xh100-sxm&ph=train&tp=4&pp=4&dp=4&n=16&rc=full&z=1
 
 
 def picture(page: Any) -> tuple[str, ...]:
-    """All that one state shows at once."""
     return tuple(page.inner_text(f"#{name}") for name in ("sentence", "axes", "bill", "changes", "memory", "commands"))
 
 
@@ -291,7 +290,6 @@ def test_an_answer_that_never_comes_is_told_in_words_and_given_up_when_the_state
 
 
 def move(page: Any, state: str) -> None:
-    """Go to another state of the same view without loading the page again."""
     go = "to => { history.pushState(null, '', to + location.hash); dispatchEvent(new PopStateEvent('popstate')); }"
     page.evaluate(go, f"?{state}")
 

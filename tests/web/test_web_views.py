@@ -51,7 +51,6 @@ CUT = """[...document.querySelectorAll('main .scroll, main table')]
 
 
 def words(found: Any) -> list[str]:
-    """All sentences of an answer that the page shows."""
     return [
         found["sentence"],
         *found["why"],
@@ -101,7 +100,6 @@ def violations(page: Any, place: str = "html", *rules: str) -> list[tuple[str, s
 
 
 def column(page: Any, title: str) -> list[float]:
-    """Figures of a column in the order that they are shown in, as they are written."""
     cells = page.locator(f"#plans-body .sortable td[data-label='{title}'] > span").all_inner_texts()
     return [float(text.split()[0].replace(",", "").lstrip("$")) for text in cells]
 
@@ -350,7 +348,6 @@ def test_a_plan_is_found_with_the_keyboard_alone(visit: Callable[..., Any]) -> N
 
 
 def tab_to(page: Any, name: str) -> list[str]:
-    """What the Tab key passes on its way to a control, which all show that they have the focus."""
     passed = []
     for _ in range(80):
         page.keyboard.press("Tab")
