@@ -31,6 +31,7 @@ from made_traces import decode_graphs
 from paths import FIXTURES, ROOT, SHARED
 from start_logs import LOGS, name, of_log, start_log
 from tables import tables
+from texts import put
 
 DATA = tables(__file__)
 TINY = str(FIXTURES / "tiny-llama")
@@ -287,14 +288,9 @@ def test_command_line():
     assert "speed-up of TP 2" in results.stdout
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    DATA["bad_files"],
-)
+@pytest.mark.parametrize(("content", "words"), DATA["bad_files"])
 def test_bad_files(tmp_path, content, words):
-    path = tmp_path / "file"
-    path.write_text(content)
-    done = run(path, "--model", TINY, "--cluster", "2xcpu")
+    done = run(put(tmp_path, "file", content), "--model", TINY, "--cluster", "2xcpu")
     assert done.returncode == 2
     assert words in done.stderr
     assert done.stderr.count("\n") == 1

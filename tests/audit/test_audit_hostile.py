@@ -50,7 +50,6 @@ UNITS = (
     *("[1,0]<stdout>:", "[a,", "[0] ", "a-", "2024-11-04T12:00:00Z ", "[pod/", " 0: ", "[1,0][a"),
 )
 VALUES = (None, True, -1, 0, 1e999, float("nan"), 10**400, "", "x", "1e999", "9" * 400, [], [[]], {}, [None], {"a": []}, [[1, "x"]])
-RESULT = DATA["result"]
 OTHERS = DATA["others"]
 EVENTS = [
     {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 1, "dur": 50, "tid": 1},
@@ -72,7 +71,6 @@ TRACE = {
     "baseTimeNanoseconds": 0,
 }
 FEW = (None, -1, 1e999, "x", [], {}, 10**400)
-PROFILE = DATA["profile"]
 GEMMS = [{"kind": "gemm", "m": 2**i, "n": 4096, "k": 4096, "dtype": "bf16", "median_s": 1e-4 * 2**i} for i in range(8)]
 ATTENTION = {"batch": 1, "heads": 32, "kv_heads": 8, "head_dim": 128, "length": 100, "dtype": "bf16", "median_s": 1e-5}
 MEASURED = [
@@ -170,38 +168,40 @@ def test_sizes_that_no_number_holds(size):
     assert collective_tests.parse_run(ROW.replace("1048576", size) + ROW).rows == collective_tests.parse_run(ROW).rows
 
 
-def test_a_cell_without_end(tmp_path):
-    """A quote that is never closed takes all rows below it for one cell."""
-    text = 'request_rate,mean_ttft_ms,request_throughput\n1.0,41.5,0.98\n1.0,"4' + "1\n" * 200_000
-    assert "a row of its table is damaged" in said(tmp_path, text.encode(), "sweep.csv")
-
-
-def test_steps_that_take_no_time(tmp_path):
+def test_rows_without_end_and_traces_without_time(tmp_path):
     columns = "Domain,Function,Process_Id,Thread_Id,Correlation_Id,Start_Timestamp,End_Timestamp"
     rows = "".join(f'"MARKER_CORE_API","ncclAllReduce",1,1,{i},{at},{at}\n' for i, at in enumerate((5, 5, 5)))
     told = said(tmp_path, f"{columns}\n{rows}".encode(), "1_marker_api_trace.csv")
     assert isinstance(told, str) or all(row.compute_s == row.exposed_s == 0 for section in told.sections for row in section.steps)
-
-
-def test_times_of_our_own_traces_are_finite(tmp_path):
+    text = 'request_rate,mean_ttft_ms,request_throughput\n1.0,41.5,0.98\n1.0,"4' + "1\n" * 200_000
+    assert "a row of its table is damaged" in said(tmp_path, text.encode(), "sweep.csv")
     events = [{"ph": "M", "name": "thread_name", "tid": 1, "args": {"name": "rank 0"}}]
     events += [{"ph": "X", "name": "F", "cat": "F", "tid": 1, "ts": 0, "dur": float("inf")}]
     text = json.dumps({"otherData": {"producer": "commtax"}, "traceEvents": events})
     assert "not as it writes them" in str(said(tmp_path, text.encode()))
-
-
-def test_a_count_of_thousands_of_digits(tmp_path):
     name = f"execute_context_1({'9' * 6000})_generation_0(0)"
     events = [{"ph": "X", "cat": "user_annotation", "name": name, "pid": 0, "tid": 1, "ts": 1, "dur": 5}]
     events += [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 0, "tid": 1, "ts": 2, "dur": 1}]
     assert said(tmp_path, json.dumps({"schemaVersion": 1, "traceEvents": events}).encode())
 
 
-def test_many_findings_are_told_apart_at_once():
+def test_many_findings_and_long_periods_take_one_pass():
     section = Section("bench", ("x",), tuple(Finding(f"item {i}", None, float(i)) for i in range(20_000)))
     began = time.process_time()
     ((_, rows),) = finding_tables(section, claimed=False)
     assert (len(rows), time.process_time() - began < 2) == (20_000, True)
+    signs = [("a",)] * 200_000 + [("b",)]
+    began = time.process_time()
+    assert trace.period(signs) == 0
+    assert time.process_time() - began < 4
+    chooser = random.Random(1)
+    for _ in range(300):
+        letters = [(chooser.choice("ab"),) for _ in range(chooser.randint(0, 12))]
+        plain = (p for p in range(1, len(letters) // 2 + 1) if all(a == b for a, b in zip(letters, letters[p:], strict=False)))
+        assert trace.period(letters) == next(plain, 0)
+    script = 'A="' + "x" * 9000 + '"\nB="' + "$A " * 3000 + '"\nC="' + "$B " * 3000 + '"\nvllm serve m ' + "$C " * 3000
+    with pytest.raises(ValueError, match="variables make more than"):
+        parse_launch(script)
 
 
 @pytest.mark.parametrize("changed", [lambda t: t.encode("utf-16"), lambda t: t.replace("\n", "\r\n").encode()])
@@ -259,24 +259,6 @@ def test_no_text_takes_long(reader):
         assert time.process_time() - began < 2, unit  # a quadratic one takes several
 
 
-def test_variables_that_hold_each_other_are_bounded():
-    script = 'A="' + "x" * 9000 + '"\nB="' + "$A " * 3000 + '"\nC="' + "$B " * 3000 + '"\nvllm serve m ' + "$C " * 3000
-    with pytest.raises(ValueError, match="variables make more than"):
-        parse_launch(script)
-
-
-def test_a_period_is_found_in_one_pass():
-    signs = [("a",)] * 200_000 + [("b",)]
-    began = time.process_time()
-    assert trace.period(signs) == 0
-    assert time.process_time() - began < 4
-    chooser = random.Random(1)
-    for _ in range(300):
-        letters = [(chooser.choice("ab"),) for _ in range(chooser.randint(0, 12))]
-        plain = (p for p in range(1, len(letters) // 2 + 1) if all(a == b for a, b in zip(letters, letters[p:], strict=False)))
-        assert trace.period(letters) == next(plain, 0)
-
-
 def changed(thing, values=VALUES):
     places = list(thing.items() if isinstance(thing, dict) else enumerate(thing))
     for key, value in places:
@@ -286,7 +268,7 @@ def changed(thing, values=VALUES):
             yield copy
 
 
-@pytest.mark.parametrize("document", [RESULT, *OTHERS], ids=["serve", "latency", "throughput", "aiperf"])
+@pytest.mark.parametrize("document", [DATA["result"], *OTHERS], ids=["serve", "latency", "throughput", "aiperf"])
 def test_a_benchmark_with_any_odd_field(document):
     for odd in changed(document):
         assert complaint(bench.parse, json.dumps(odd), "x").startswith("benchmark 'x':"), odd
@@ -309,7 +291,7 @@ def civil(*words):
 
 def test_a_profile_with_any_odd_field(tmp_path):
     path = tmp_path / "profile.json"
-    for odd in changed(PROFILE, FEW):
+    for odd in changed(DATA["profile"], FEW):
         path.write_text(json.dumps(odd))
         civil("bill", "llama-3.2-1b", "-c", "2x8xh100-sxm", "-tp", "2", "--profile", path)
 
@@ -464,7 +446,7 @@ def test_middle_steps_of_all_ranks():
     assert (after[1].origin_ns - after[0].origin_ns) == 0
 
 
-def test_files_and_folders(tmp_path):
+def test_what_is_shared_of_files_and_folders(tmp_path):
     made = [write(tmp_path / f"host17-rank{r}.json", decode_graphs(4, 1, rank=r)) for r in (0, 1)]
     one = run_here("audit", made[0], "--anonymise", tmp_path / "one.json.gz")
     assert one.returncode == 0, one.stderr
@@ -476,9 +458,6 @@ def test_files_and_folders(tmp_path):
     raw = b"".join(gzip.decompress(p.read_bytes()) for p in (tmp_path / "out").iterdir())
     assert b"host17" not in raw
     assert b"cublas" not in raw
-
-
-def test_what_cannot_be_shared(tmp_path):
     made = write(tmp_path / "rank0.json", decode_graphs(4, 1))
     log = run_here("audit", FIXTURES / "vllm-cpu-tp2.log", "--anonymise", tmp_path / "x.json")
     assert (log.returncode, "only profiler traces" in log.stderr) == (2, True)

@@ -50,9 +50,9 @@ from commtax.timeline import Timeline
 from commtax.verbs.settling import resolve_question
 from commtax.web.assets import offline
 from each import each
-from lacking import lacking
 from made_traces import decode_graphs, document, event, kernel, launch, write
 from paths import FIXTURES
+from texts import lacking, put
 
 TINY = str(FIXTURES / "tiny-llama")
 CAUSES = (
@@ -256,8 +256,7 @@ def test_a_page_of_several_jobs_names_each_and_one_of_a_large_trace_is_small():
 def test_the_page_shows_measured_above_predicted(tmp_path):
     hostile = replace(LATE, said="</script><script>document.title='owned'</script>")
     page = audit_page(Audit(claim(), (section(culprit=hostile, causes=CAUSES),)), "commtax audit traces/ --html a.html")
-    file = tmp_path / "a.html"
-    file.write_text(offline(page, "audit"))
+    file = put(tmp_path, "a.html", offline(page, "audit"))
     with browser.chromium() as chromium:
         shown = chromium.new_page(viewport={"width": 1200, "height": 900})
         faults = []

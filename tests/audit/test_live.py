@@ -38,9 +38,9 @@ from commtax.runs.results.live import LooksAtServer, audit_server
 from commtax.statement import Refusal
 from commtax.verbs.settling import resolve_question
 from forked import ForkedProgram
-from lacking import lacking
 from metrics_pages import RECORDED_APART_S, ShownPage, SimulatedServer, recorded, shown
 from paths import FIXTURES, ROOT
+from texts import lacking
 
 DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 TINY = FIXTURES / "tiny-llama"

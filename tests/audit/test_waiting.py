@@ -19,7 +19,7 @@ from commtax_lab.measure.engine import OFF_CORE, SENDING, LiveEngine
 from commtax_lab.measure.generate import GenerationRun, MeasuredJob, RankResult
 from commtax_lab.measure.job import LiveJob
 from commtax_lab.measure.reconcile import document
-from lacking import lacking
+from texts import lacking
 
 JOB = LiveJob(
     model="llama-3.2-1b", random=True, layers=1, tp=2, device="cpu", dtype="fp32", impl="shm", cluster="2xcpu", output_len=4

@@ -25,10 +25,10 @@ from commtax.runs.results import collective_tests
 from commtax.spec import Algorithm, NetworkCurve
 from commtax.spec import Path as Route
 from commtax.statement import Refusal
-from lacking import lacking
 from made_nccl import SIZES, TRUE, noisy, output, seconds, written
 from paths import BENCHMARKS, SHARED
 from tables import tables
+from texts import lacking
 
 DATA = tables(__file__)
 COLLECTIVES = SHARED / "collectives.csv"
@@ -348,10 +348,7 @@ def answer(command, capsys):
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize(
-    ("command", "says"),
-    DATA["a_profile_is_honoured_or_refused"],
-)
+@pytest.mark.parametrize(("command", "says"), DATA["a_profile_is_honoured_or_refused"])
 def test_a_profile_is_honoured_or_refused(tmp_path, capsys, command, says):
     rng = np.random.default_rng(10)
     found = calibrate([written(tmp_path, "8.txt", output("all_reduce", 8, noisy(TRUE, 8, rng)))], "8xh100-sxm")

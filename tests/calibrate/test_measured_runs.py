@@ -35,6 +35,7 @@ from made_traces import decode_graphs, write
 from paths import FIXTURES, SHARED
 from profiled import trace_of
 from tables import tables
+from texts import put
 
 DATA = tables(__file__)
 REAL = {real["name"]: real["text"] for real in json.loads((FIXTURES / "audit" / "benches.json").read_text())}
@@ -99,9 +100,7 @@ def only(*paths, **options):
 
 def file(folder, name, content):
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / name
-    path.write_text(content if isinstance(content, str) else json.dumps(content))
-    return path
+    return put(folder, name, content if isinstance(content, str) else json.dumps(content))
 
 
 def asked(run, *names):
@@ -154,11 +153,13 @@ def test_a_pasted_command_is_what_was_served(tmp_path, command, options):
     assert commtax.simulate(run.model, run.cluster, **run.options).ttft_s > 0
 
 
-def test_experts_over_replicas(tmp_path):
+def test_a_launch_spreads_experts_and_versions_agree_by_their_beginning(tmp_path):
     content = {**SERVE, "model_id": "Qwen/Qwen3-30B-A3B"}
     run = only(file(tmp_path, "r.json", content), launch="vllm serve Qwen/Qwen3-30B-A3B -dp 4 -ep")
     answer = commtax.simulate(run.model, run.cluster, **run.options)
     assert (answer.question.plan.dp, answer.question.plan.ep) == (4, 4)
+    run = only(file(tmp_path, "r.json", {**SERVE, "version": "0.11.2"}), engine="vllm@0.11")
+    assert run.options["engine"] == "vllm@0.11.2"
 
 
 def test_a_folder_is_a_deployment_and_its_log_tells_it(tmp_path):
@@ -174,7 +175,7 @@ def test_a_folder_is_a_deployment_and_its_log_tells_it(tmp_path):
     assert any("not recognised" in note and "README.md" in note for note in runs.notes)
 
 
-def test_a_script_beside_the_results_tells_what_was_served(tmp_path):
+def test_a_script_beside_the_results_tells_what_was_served_and_a_client_its_load(tmp_path):
     file(tmp_path, "start.sh", "#!/bin/bash\nexport TP=4\nvllm serve meta-llama/Llama-3.1-8B-Instruct -tp $TP --max-num-seqs 96\n")
     file(tmp_path, "c16.json", SERVE)
     assert asked(only(tmp_path), "tp", "max_num_seqs") == (4, 96)
@@ -204,11 +205,6 @@ def test_files_that_are_named_one_by_one_are_told_apart_by_what_they_say(tmp_pat
 def test_what_does_not_agree_is_refused_by_name(tmp_path, content, options, says):
     with pytest.raises(Refusal, match=says):
         found(file(tmp_path, "r.json", {**SERVE, **content}), **options)
-
-
-def test_versions_agree_where_one_is_the_beginning_of_the_other(tmp_path):
-    run = only(file(tmp_path, "r.json", {**SERVE, "version": "0.11.2"}), engine="vllm@0.11")
-    assert run.options["engine"] == "vllm@0.11.2"
 
 
 def test_an_open_loop_is_as_many_clients_as_were_in_flight(tmp_path):
@@ -267,12 +263,9 @@ def test_a_server_that_tells_its_client_what_it_is(tmp_path):
     assert [asked(run, "engine", "tp", "max_num_seqs") for run in runs] == [("sglang@0.5.4", tp, 128) for tp in (2, 4)]
 
 
-def test_drafts_of_a_launch_hide_the_steps_of_its_results(tmp_path):
+def test_drafts_and_illegal_plans_of_a_launch_are_refused_by_file(tmp_path):
     draft = """vllm serve m --speculative-config '{"method":"eagle3","num_speculative_tokens":3}'"""
     assert "drafted" in found(file(tmp_path, "r.json", SERVE), launch=draft).refused[0]
-
-
-def test_an_illegal_plan_is_refused_by_file_with_the_rule(tmp_path):
     rows = found(file(tmp_path, "r.json", SERVE), launch="vllm serve m -tp 3")
     assert not rows.runs
     assert rows.refused[0].startswith("r.json: heads-divisible: ")
@@ -342,8 +335,8 @@ def test_foreign_files_of_a_folder_are_left_out_and_said(tmp_path):
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_a_damaged_result_is_read_or_refused(tmp_path, name, changes):
     text = REAL[name]
-    for at, cut, put in changes:
-        text = text[: at % len(text)] + put + text[at % len(text) + cut :]
+    for at, cut, odd in changes:
+        text = text[: at % len(text)] + odd + text[at % len(text) + cut :]
     path = file(tmp_path, "damaged", text)
     with suppress(Refusal):
         for run in found(path, model="llama-3.1-8b", load=StatedLoad(2, 0.0, 8, 8, batch=2)).runs:
@@ -444,13 +437,10 @@ def test_ranks_lose_what_they_wait_for_each_other(tmp_path):
     assert next(x for x in alone.profile.lessons if x.metric == "collectives").noise > lesson.noise
 
 
-def test_kernels_without_telling_names_are_taken_together(tmp_path):
+def test_kernels_without_names_and_eager_steps_tell_less(tmp_path):
     found = taught(tmp_path, billed(), rename={"pace_decoding": "kernel_7", "pace_products": "kernel_8"})
     assert {x.metric for x in found.profile.lessons} == {"kernels", "host"}
     assert any("taken together" in note for note in found.notes)
-
-
-def test_eager_steps_tell_no_host_time_of_graphs(tmp_path):
     assert "host" not in {x.metric for x in taught(tmp_path, billed(), graphs=False).profile.lessons}
 
 
@@ -463,9 +453,6 @@ def test_what_a_name_does_not_tell_is_asked_for(tmp_path):
     unnamed = write(tmp_path / "unnamed.json", trace_of(billed(), "forward"))
     with pytest.raises(Refusal, match=r"does not say batch, context; add --batch --context"):
         calibrate([unnamed], CLUSTER, model=MODEL)
-
-
-def test_names_that_tell_what_sequences_see_need_no_options(tmp_path):
     named = f"execute_64_context_0(sq0sk0sqsq0sqsk0)_generation_64(sq64sk{64 * 2048}sqsq64sqsk{64 * 2048})"
     found = calibrate([write(tmp_path / "step.json", trace_of(billed(), named))], CLUSTER, launch=LAUNCH)
     assert {x.input_len for x in found.profile.lessons} == {2048.0}
@@ -491,12 +478,10 @@ def test_traces_of_other_things_are_refused_with_the_reason(tmp_path):
     with pytest.raises(Refusal, match="training"):
         calibrate([write(tmp_path / "train.json", training)], CLUSTER, model=MODEL, batch=1, input_len=2048)
     whole = json.dumps(trace_of(billed(), STEP))
-    cut = tmp_path / "cut.json"
-    cut.write_text(whole[: len(whole) * 2 // 3])
+    cut = put(tmp_path, "cut.json", whole[: len(whole) * 2 // 3])
     with pytest.raises(Refusal, match="not whole"):
         calibrate([cut], CLUSTER, model=MODEL, input_len=2048)
-    damaged = tmp_path / "damaged.json"
-    damaged.write_text(json.dumps(decode_graphs(2, 1))[:300])
+    damaged = put(tmp_path, "damaged.json", json.dumps(decode_graphs(2, 1))[:300])
     with pytest.raises(Refusal, match="damaged"):
         calibrate([damaged], CLUSTER, model=MODEL, batch=1, input_len=2048)
 
@@ -538,10 +523,7 @@ def test_a_step_that_ran_on_an_h200():
 
 
 @pytest.mark.skipif(not PUBLIC.is_dir(), reason="needs ../shared/data/traces, which a clone does not have")
-@each(
-    ("file", "model", "engine", "kinds"),
-    DATA["public_traces_of_engines"],
-)
+@each(("file", "model", "engine", "kinds"), DATA["public_traces_of_engines"])
 def test_public_traces_of_engines(file, model, engine, kinds):
     """A step of prompts, and one of prompts and decodes: every kind of kernel is within a factor of two."""
     found = calibrate([PUBLIC / file], "8xmi300x", model=model, engine=engine)

@@ -12,6 +12,7 @@ import pytest
 
 from each import each
 from paths import ROOT
+from texts import put
 
 LABS = ROOT / "labs"
 FOLDERS = ("lab-01-tp-sharding-math", "lab-02-two-way-tp", "lab-03-tp-comm-cost", "lab-04-pipeline-bubble")
@@ -200,8 +201,7 @@ def test_the_documents_own_commands():
 
 
 def test_a_filled_in_starter_turns_green(tmp_path):
-    filled = tmp_path / "mine.py"
-    filled.write_text((LABS / "lab-03-tp-comm-cost" / "solution.py").read_text())
+    filled = put(tmp_path, "mine.py", (LABS / "lab-03-tp-comm-cost" / "solution.py").read_text())
     assert run("labs/lab-03-tp-comm-cost", "-q", LAB_IMPL=str(filled)).returncode == 0
     beside = LABS / "lab-03-tp-comm-cost" / "mine_for_test.py"
     try:

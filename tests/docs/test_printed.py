@@ -12,6 +12,8 @@ from paths import DOCUMENTS
 sys.path.append(str(DOCUMENTS))
 import printed
 
+from texts import put
+
 LINES = some.lists(some.text("abc …|·", min_size=1).map(str.rstrip).filter(lambda line: line not in ("", printed.CUT)), max_size=9)
 INDENTS = some.sampled_from(["", "  ", "    "])
 
@@ -60,8 +62,7 @@ def test_a_block_without_a_command_is_refused():
 
 
 def test_a_stale_page_is_noticed_and_printed_anew(tmp_path, capsys):
-    file = tmp_path / "page.md"
-    file.write_text(page(["$ commtax pipeline -p 2 -m 2 | grep '^1f1b'", "1f1b: stale"]))
+    file = put(tmp_path, "page.md", page(["$ commtax pipeline -p 2 -m 2 | grep '^1f1b'", "1f1b: stale"]))
     assert printed.main(["--check", str(file)]) == 1
     assert "page.md is stale" in capsys.readouterr().out
     assert "stale" in file.read_text()
@@ -70,8 +71,7 @@ def test_a_stale_page_is_noticed_and_printed_anew(tmp_path, capsys):
 
 
 def test_a_command_that_fails_is_not_shown(tmp_path):
-    file = tmp_path / "page.md"
-    file.write_text(page(["$ commtax fit no-such-model --cluster 8xh100-sxm"]))
+    file = put(tmp_path, "page.md", page(["$ commtax fit no-such-model --cluster 8xh100-sxm"]))
     with pytest.raises(RuntimeError, match="exit code 2"):
         printed.main([str(file)])
 

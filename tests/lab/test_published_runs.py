@@ -291,10 +291,7 @@ def test_a_step_may_be_told_as_tokens_flops_or_utilisation():
         assert training.row_questions([{**rest, **change}])[0].entries[0].measured == pytest.approx(by_time, rel=0.005)
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    DATA["rows_that_cannot_be_scored_say_why"],
-)
+@pytest.mark.parametrize(("change", "says"), DATA["rows_that_cannot_be_scored_say_why"])
 def test_rows_that_cannot_be_scored_say_why(change, says):
     asked = training.row_questions([{**ROW, **change}])[0]
     assert asked.question is None

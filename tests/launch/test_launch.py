@@ -22,9 +22,9 @@ from commtax.spec import Plan
 from commtax.statement import Refusal
 from commtax.verbs.settling import ask
 from each import each
-from lacking import lacking
 from strategies import questions
 from tables import tables
+from texts import lacking
 
 DATA = tables(__file__)
 VLLM = "vllm serve meta-llama/Llama-3.1-70B-Instruct"
@@ -422,10 +422,7 @@ def test_flags_that_engines_changed():
     assert parse(f"{head} --activation_checkpoint.mode full").options.get("recompute") == "full"
 
 
-@pytest.mark.parametrize(
-    ("key", "flags"),
-    DATA["megatron_is_told_what_layers_are_made_of"],
-)
+@pytest.mark.parametrize(("key", "flags"), DATA["megatron_is_told_what_layers_are_made_of"])
 def test_megatron_is_told_what_layers_are_made_of(key, flags):
     text = launched(catalog.model(key), Plan(dp=8, zero=1), "megatron", catalog.cluster("8xh100-sxm"))
     assert all(flag in text for flag in flags)

@@ -22,12 +22,12 @@ from commtax.statement import Refusal
 from commtax.verbs.settling import resolve_question
 from commtax_lab.emitted import SERVING, calls, parsed_calls
 from tables import tables
+from texts import put
 
 DATA = tables(__file__)
 MODEL = "meta-llama/Llama-3.1-70B-Instruct"
 LEAVES = st.sampled_from(["", "1", "8", "vllm", "-c", "sh", "--tp=2", "$(A)", "${A:-2}", "prefill", MODEL, "x/vllm:1", "{{ x }}"])
-WORDS = DATA["words"]
-KEYS = st.sampled_from(" ".join(WORDS).split())
+KEYS = st.sampled_from(" ".join(DATA["words"]).split())
 TREES = st.recursive(LEAVES, lambda part: st.lists(part, max_size=3) | st.dictionaries(KEYS, part, max_size=5), max_leaves=25)
 KNOWN = tomllib.loads(Path(__file__).with_name("engine_options.toml").read_text())
 GPU = "nvidia.com/gpu"
@@ -93,15 +93,13 @@ def test_a_form_says_what_its_command_says(form, tp, pp, length, more):
 
 
 def test_beside_a_model_a_manifest_is_no_longer_tp_1(tmp_path):
-    file = tmp_path / "llm.yaml"
-    file.write_text(as_args(["--tensor-parallel-size", "4", "--max-model-len", "32768"]))
+    file = put(tmp_path, "llm.yaml", as_args(["--tensor-parallel-size", "4", "--max-model-len", "32768"]))
     for words in (["llama-3.1-70b"], []):
         done = run_here("fit", *words, "--cluster", "8xh100-sxm", "--from", file, "--json")
         assert done.returncode == 0
         assert "TP 4" in done.stdout or '"tp": 4' in done.stdout
         assert "32768" in done.stdout
-    bare = tmp_path / "bare.yaml"
-    bare.write_text(as_args(["--max-model-len", "8192"]))
+    bare = put(tmp_path, "bare.yaml", as_args(["--max-model-len", "8192"]))
     assert run_here("fit", "--cluster", "8xh100-sxm", "--from", bare).returncode == 1  # TP 1 is what it starts, and it does not fit
 
 
@@ -124,9 +122,7 @@ def test_beside_a_model_a_manifest_is_no_longer_tp_1(tmp_path):
     ],
 )
 def test_what_starts_no_known_server_is_refused(text, tmp_path):
-    file = tmp_path / "x.yaml"
-    file.write_text(text)
-    done = run_here("bill", "llama-3.1-70b", "--cluster", "8xh100-sxm", "--from", file)
+    done = run_here("bill", "llama-3.1-70b", "--cluster", "8xh100-sxm", "--from", put(tmp_path, "x.yaml", text))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert done.stderr.startswith("error: from")
 

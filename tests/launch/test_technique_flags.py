@@ -205,10 +205,7 @@ def test_a_number_that_is_none_is_refused_by_its_flag(text):
 
 
 @pytest.mark.parametrize("flag", ["--speculative-config", "-sc", "--compilation-config", "--eplb-config"])
-@pytest.mark.parametrize(
-    ("value", "said"),
-    DATA["broken_json_is_refused_by_its_flag_and_place"],
-)
+@pytest.mark.parametrize(("value", "said"), DATA["broken_json_is_refused_by_its_flag_and_place"])
 def test_broken_json_is_refused_by_its_flag_and_place(flag, value, said):
     done = run_here("bill", "--cluster", "8xh200-sxm", "--from", f"vllm serve deepseek-ai/DeepSeek-V3 -tp 8 {flag} {value}")
     assert (done.returncode, done.stdout) == (2, "")

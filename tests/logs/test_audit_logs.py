@@ -23,6 +23,7 @@ from each import each
 from paths import FIXTURES
 from start_logs import LOGS, name, of_log
 from tables import tables
+from texts import put
 
 DATA = tables(__file__)
 GIB = 2**30
@@ -70,8 +71,7 @@ def test_enough_real_logs():
 
 @real("vllm", "sglang", "trtllm", "nccl")
 def test_a_real_log_is_recognised_as_what_it_is(row, tmp_path):
-    path = tmp_path / "x.log"
-    path.write_text("\n".join(row["lines"]))
+    path = put(tmp_path, "x.log", "\n".join(row["lines"]))
     assert "log" in formats.kinds(path)
     assert getattr(formats.read(path)[0], "engine", "nccl") == row["kind"]
 
@@ -121,20 +121,7 @@ def test_real_starts_agree_with_what_fits(row):
     assert "disagree" not in verdicts.values()
 
 
-def test_all_ranks_together_hold_one_copy_and_what_is_on_each():
-    """QwQ-32B, TP 4: norms, and KV heads that divide, are all that ranks share; the sum is the model's."""
-    row = next(r for r in REAL if r["name"].startswith("QwQ"))
-    found = audit_log(sglang_log.parse("\n".join(row["lines"])), claimed(row["expected"]["claim"]))
-    (total,) = [f for f in found.findings if f.code == "all ranks' weights"]
-    (each,) = [f for f in found.findings if f.code == "weights"]
-    assert total.predicted == pytest.approx(4 * each.predicted)
-    half = audit_log(sglang_log.parse("\n".join(row["lines"]).replace("15.54", "7.77")), claimed(row["expected"]["claim"]))
-    (total,) = [f for f in half.findings if f.code == "all ranks' weights"]
-    assert total.verdict == "disagree"
-    assert "one copy has" in total.reason
-
-
-def test_a_disabled_allreduce_has_its_price_a_token():
+def test_a_disabled_allreduce_has_its_price_a_token_and_nccl_alone_is_a_cause():
     line = (
         "[2025-01-01 00:00:00 TP0] Custom allreduce is disabled because your platform lacks GPU P2P capability or P2P test failed."
     )
@@ -147,21 +134,25 @@ def test_a_disabled_allreduce_has_its_price_a_token():
     eager = "INFO x] Initializing a V1 LLM engine (v0.11.0) with config: model='m', enforce_eager=True"
     (cause,) = audit_log(vllm_log.parse(eager), claimed({"model": "llama-3.1-8b", "cluster": "dgx-h100", "tp": 8})).causes
     assert (cause.code, cause.cost_s > 0) == ("eager", True)
-
-
-def test_an_order_of_dispatch_with_nccl_alone():
     line = "INFO x.py:1] Using {} all-reduce backends (in dispatch order) for group 'tp:0' out of []"
     assert [c.code for c in audit_log(vllm_log.parse(line.format("['PYNCCL']")), None).causes] == ["custom all-reduce"]
     assert not audit_log(vllm_log.parse(line.format("['CUSTOM', 'PYNCCL']")), None).causes
 
 
-def test_a_log_is_judged_as_the_engine_that_wrote_it():
+def test_a_log_is_judged_as_the_engine_that_wrote_it_and_by_its_whole_copy():
     row = next(r for r in REAL if r["name"].startswith("QwQ"))
     found = audit_log(sglang_log.parse("\n".join(row["lines"])), claimed(row["expected"]["claim"]))
     assert "engine" in [n.code for n in found.notes]
     same = audit_log(sglang_log.parse("\n".join(row["lines"])), claimed({**row["expected"]["claim"], "engine": "sglang"}))
     assert "engine" not in [n.code for n in same.notes]
     assert [f.predicted for f in same.findings] == [f.predicted for f in found.findings]
+    (total,) = [f for f in found.findings if f.code == "all ranks' weights"]
+    (each,) = [f for f in found.findings if f.code == "weights"]
+    assert total.predicted == pytest.approx(4 * each.predicted)
+    half = audit_log(sglang_log.parse("\n".join(row["lines"]).replace("15.54", "7.77")), claimed(row["expected"]["claim"]))
+    (total,) = [f for f in half.findings if f.code == "all ranks' weights"]
+    assert total.verdict == "disagree"
+    assert "one copy has" in total.reason
 
 
 def test_the_last_start_of_sglang_and_of_trtllm_counts():
@@ -174,16 +165,7 @@ def test_the_last_start_of_sglang_and_of_trtllm_counts():
     assert (twice.version, twice.kv_tokens) == ("1.1", 32)
 
 
-def test_iterations_of_trtllm():
-    line = (
-        "[01/16/2026-06:20:17] [TRT-LLM] [RANK 0] [I] iter = {}, host_step_time = {}ms, num_scheduled_requests: {}, states = "
-        "{{'num_ctx_requests': {}, 'num_ctx_tokens': 0, 'num_generation_tokens': {}}}"
-    )
-    log = trtllm_log.parse("\n".join([line.format(i, 20.0, 5, 0, 5) for i in range(3)] + [line.format(3, 80.0, 5, 1, 4)]))
-    assert typical_load(log) == (5, pytest.approx(250.0), 0)
-
-
-def test_serving_lines_of_vllm():
+def test_serving_lines_of_vllm_and_iterations_of_trtllm():
     line = (
         "INFO 1 [loggers.py:1] Engine 000: Avg prompt throughput: 10.0 tokens/s, Avg generation throughput: {} tokens/s, "
         "Running: 8 reqs, Waiting: {} reqs, GPU KV cache usage: {}%, Prefix cache hit rate: 0.0%"
@@ -193,6 +175,12 @@ def test_serving_lines_of_vllm():
     measured = audit_log(log, claimed({"model": "llama-3.1-8b", "cluster": "h100-sxm", "tp": 1}))
     (served,) = [f for f in measured.findings if f.code == "served"]
     assert served.measured == pytest.approx(8 / 200.0)
+    line = (
+        "[01/16/2026-06:20:17] [TRT-LLM] [RANK 0] [I] iter = {}, host_step_time = {}ms, num_scheduled_requests: {}, states = "
+        "{{'num_ctx_requests': {}, 'num_ctx_tokens': 0, 'num_generation_tokens': {}}}"
+    )
+    log = trtllm_log.parse("\n".join([line.format(i, 20.0, 5, 0, 5) for i in range(3)] + [line.format(3, 80.0, 5, 1, 4)]))
+    assert typical_load(log) == (5, pytest.approx(250.0), 0)
 
 
 @real("nccl")
@@ -395,8 +383,7 @@ def test_a_workers_share_is_judged_by_its_own_node(tmp_path):
 
 @pytest.mark.parametrize("name", ["a watchdog on three ranks", "a rank that called something else"])
 def test_what_never_ended_is_off(name, tmp_path):
-    path = tmp_path / "x.log"
-    path.write_text("\n".join(next(r["lines"] for r in REAL if r["name"] == name)))
+    path = put(tmp_path, "x.log", "\n".join(next(r["lines"] for r in REAL if r["name"] == name)))
     assert audit([path]).verdict == "disagree"
 
 

@@ -29,9 +29,9 @@ from commtax.statement import Refusal
 from commtax.verbs.billing import price
 from commtax.verbs.settling import resolve_question, settle
 from each import each
-from lacking import lacking
 from paths import FIXTURES
 from tables import tables
+from texts import lacking, put
 
 DATA = tables(__file__)
 EXCERPTS = {e["name"]: e for e in json.loads((FIXTURES / "audit" / "training.json").read_text())}
@@ -80,9 +80,7 @@ def test_there_are_excerpts_enough():
 
 @pytest.mark.parametrize("excerpt", EXCERPTS.values(), ids=lambda e: e["name"])
 def test_every_excerpt_is_known_by_its_content(excerpt, tmp_path):
-    file = tmp_path / "file.txt"
-    file.write_text("\n".join(excerpt["lines"]))
-    assert formats.kinds(file) == [excerpt["kind"]]
+    assert formats.kinds(put(tmp_path, "file.txt", "\n".join(excerpt["lines"]))) == [excerpt["kind"]]
 
 
 @each("excerpt", named("training"))
@@ -106,15 +104,12 @@ def test_published_steps_are_counted(excerpt):
     assert {name: pytest.approx(s) for name, s in wanted.get("timers", {}).items()}.items() <= clocks.items()
 
 
-def test_a_megatron_log_tells_its_plan_and_its_model():
+def test_logs_tell_their_plan_model_and_place():
     log, wanted = log_of("megatron-28b-8xmi300x"), EXCERPTS["megatron-28b-8xmi300x"]["expected"]
     told = logged_plan(log)
     assert [told.options[axis] for axis in ("tp", "pp", "dp")] == [wanted[axis] for axis in ("tp", "pp", "dp")]
     assert (told.gpus, told.engine, told.options["recompute"], told.options["zero"]) == (8, "megatron", "selective", 1)
     assert num_params(told.model) / 1e9 == pytest.approx(wanted["params_billion"], rel=1e-3)  # whose vocabulary is padded
-
-
-def test_a_torchtitan_log_tells_its_place():
     told, wanted = logged_plan(log_of("torchtitan-h200-debug")), EXCERPTS["torchtitan-h200-debug"]["expected"]
     assert (told.chip, told.cluster, told.options["dp"]) == (wanted["chip"], wanted["cluster"], 8)
     assert (told.options["global_batch"], told.options["micro_batch"], told.options["context"]) == (64, 8, 2048)
@@ -122,13 +117,15 @@ def test_a_torchtitan_log_tells_its_place():
     assert told.options["eager"]
 
 
-def test_our_mfu_is_the_logs_own():
+def test_our_mfu_is_the_logs_own_and_what_the_user_says_comes_first():
     """Megatron's TFLOP/s over the peak of an MI300X, 249.6 of 1,307.4, by FLOPs that are counted here."""
     log = log_of("megatron-28b-8xmi300x")
     section = audit_training(log, claim(logged_plan(log).model, "8xmi300x"))
     assert by_code(section)["MFU"].measured == pytest.approx(249.6 / 1307.4, rel=1e-3)
     assert {"tax-tp", "tax-kernels", "tax-recompute", "unexplained"} <= set(codes(section))
     assert by_code(section)["step"].verdict == "unknown"  # nobody measured kernels there
+    section = audit_training(log, claim(logged_plan(log).model, "8xmi300x", tp=8))
+    assert by_code(section)["tensor-parallel size"].verdict == "disagree"
 
 
 def test_a_torchtitan_run_is_explained():
@@ -140,12 +137,6 @@ def test_a_torchtitan_run_is_explained():
     assert abs(told["step"].difference) < 0.05
     assert told["MFU"].measured == pytest.approx(0.3942, rel=0.06)  # torchtitan counts no head's parameters
     assert {"tax-kernels", "tax-recompute", "tax-dp"} <= set(codes(section))
-
-
-def test_what_the_user_says_comes_first():
-    log = log_of("megatron-28b-8xmi300x")
-    section = audit_training(log, claim(logged_plan(log).model, "8xmi300x", tp=8))
-    assert by_code(section)["tensor-parallel size"].verdict == "disagree"
 
 
 def test_a_log_that_tells_too_little_says_what_is_missing():
@@ -220,7 +211,7 @@ def test_taxes_and_useful_arithmetic_are_the_step(plan, factor):
     assert sum(t.seconds for t in taxes(priced, measured)) + useful == pytest.approx(measured)
 
 
-def test_ranks_that_disagree_and_lost_iterations():
+def test_ranks_that_disagree_lost_iterations_and_restarts():
     lines = [
         f" iteration {i:8d}/     100 | consumed samples: {i * 8} | elapsed time per iteration (ms): 1000.0 | "
         f"global batch size: 8 | number of skipped iterations: {int(i == 3)} | number of nan iterations: 0 |\n"
@@ -229,9 +220,6 @@ def test_ranks_that_disagree_and_lost_iterations():
     ]
     section = audit_training(training_log.parse("\n".join(lines)), None)
     assert (codes(section), section.causes[0].cost_s) == (["uneven-ranks", "skipped"], pytest.approx(0.32))
-
-
-def test_a_run_that_starts_again():
     line = "[titan] step: {:2d}  loss:  4.0  memory:  1.00GiB(1.00%)  tps: 1,000  mfu: 1.00%"
     log = training_log.parse("\n".join(line.format(i) for i in (*range(1, 6), *range(1, 13))))
     assert (log.restarts, len(log.steps)) == (1, 12)
@@ -285,7 +273,7 @@ def test_two_files_are_one_difference(tmp_path):
     assert ([f.measured for f in section.findings], section.files) == ([500 * KIB, 500 * KIB], ("before.txt, after.txt",))
 
 
-def test_link_speeds_against_the_catalogue():
+def test_link_speeds_against_the_catalogue_and_a_gpu_without_any():
     whole = "GPU 0: NVIDIA H100 80GB HBM3\n" + "\n".join(f"  Link {n}: 26.562 GB/s" for n in range(18))
     asked = claim("llama-3.1-8b", "8xh100-sxm")
     assert by_code(audit_links(smi.parse_links(whole), asked))["speed"].verdict == "agree"
@@ -293,6 +281,9 @@ def test_link_speeds_against_the_catalogue():
     assert by_code(audit_links(smi.parse_links(lame), asked))["speed"].verdict == "disagree"
     errors = "GPU 1: NVIDIA H100\n  Link 4: Replay Errors: 0\n  Link 5: CRC Errors: 12\n"
     assert codes(audit_links(smi.parse_links(errors), None)) == ["link-errors"]
+    text = "GPU 2: NVIDIA B200 (UUID: GPU-xxx)\nNVML: Unable to retrieve NVLink information as all links are inActive\n"
+    assert smi.looks_like_links(text)
+    assert codes(audit_links(smi.parse_links(text), None)) == ["links-down"]
 
 
 @pytest.mark.parametrize("excerpt", named("monitor"))
@@ -311,10 +302,7 @@ def table(rows, columns="pwr gtemp sm mem mclk pclk rxpci txpci"):
     return head + "\n".join(f"  {gpu} {' '.join(map(str, cells))}" for _ in range(5) for gpu, cells in rows)
 
 
-@pytest.mark.parametrize(
-    ("odd", "wanted"),
-    DATA["the_gpu_that_stands_out"],
-)
+@pytest.mark.parametrize(("odd", "wanted"), DATA["the_gpu_that_stands_out"])
 def test_the_gpu_that_stands_out(odd, wanted):
     usual = (400, 60, 99, 40, 2619, 1755, 100, 100)
     section = audit_monitor(smi.parse_monitor(table([(0, usual), (1, usual), (2, odd), (3, usual)])), None)
@@ -349,13 +337,6 @@ def test_published_collectives(excerpt):
     assert any(n.code == "calibrate" for n in section.notes) == sound, "nobody calibrates on a machine with a fault"
 
 
-def test_processes_that_do_not_know_of_each_other():
-    """mpirun started two, and the tests were built without MPI: both are rank 0; the table breaks off above its first row."""
-    section = audit_collectives(collective_tests.parse(text_of("nccl-tests-without-mpi")), None)
-    assert (codes(section), section.notes[0].code) == (["alone"], "partial")
-    assert {f.code for f in section.findings} <= {"rows"}
-
-
 def test_a_test_that_is_cut_off_is_partial(tmp_path):
     """No row: it did not run; some rows: what is there is told; all rows: whole, though its last lines are missing."""
     file = tmp_path / "sendrecv.txt"
@@ -376,7 +357,7 @@ def test_an_unknown_chip_has_no_cluster(tmp_path):
     assert not [n for n in audit_collectives(collective_tests.parse(text), None).notes if n.code == "place"]
 
 
-def test_two_tables_without_a_command():
+def test_tables_without_a_command_or_a_known_chip():
     """Times of a tenth of a second have no point and are no root; 1e+00 is the largest error, no count of wrong values."""
     tests = collective_tests.parse(text_of("nccl-tests-two-tables"))
     assert [(r.op, len(r.rows), round(r.rows[0].seconds, 6), r.rows[0].busbw_Bps) for r in tests.runs] == [
@@ -384,13 +365,9 @@ def test_two_tables_without_a_command():
         ("", 2, 0.520935, 0.51e9),
     ]
     assert not audit_collectives(tests, None).causes
-
-
-def test_a_gpu_without_any_link():
-    """https://github.com/leptonai/gpud/issues/1085"""
-    text = "GPU 2: NVIDIA B200 (UUID: GPU-xxx)\nNVML: Unable to retrieve NVLink information as all links are inActive\n"
-    assert smi.looks_like_links(text)
-    assert codes(audit_links(smi.parse_links(text), None)) == ["links-down"]
+    section = audit_collectives(collective_tests.parse(text_of("nccl-tests-without-mpi")), None)
+    assert (codes(section), section.notes[0].code) == (["alone"], "partial")
+    assert {f.code for f in section.findings} <= {"rows"}
 
 
 def test_the_printed_average():
@@ -411,8 +388,7 @@ def test_sizes_against_the_claimed_cluster():
 
 
 def test_the_command_needs_no_model_where_the_log_tells_it(tmp_path):
-    file = tmp_path / "train.log"
-    file.write_text(text_of("megatron-28b-8xmi300x"))
+    file = put(tmp_path, "train.log", text_of("megatron-28b-8xmi300x"))
     done = run_here("audit", str(file), "--cluster", "8xmi300x", "--json")
     assert done.returncode == 3, "its kernels are assumed: no verdict"
     (section,) = json.loads(done.stdout)["sections"]

@@ -22,6 +22,7 @@ from commtax.statement import Refusal
 from each import each
 from paths import FIXTURES
 from tables import tables
+from texts import put
 
 DATA = tables(__file__)
 GIB = 2**30
@@ -199,9 +200,7 @@ def test_what_a_run_went_on_after_is_no_crash(text):
 
 @pytest.mark.parametrize(("text", "kind"), [(VLLM, "log"), (SGLANG, "log"), (TORCHRUN, "crash"), (SUMMARY, "crash")])
 def test_a_run_that_failed_is_off(text, kind, tmp_path):
-    path = tmp_path / "x.log"
-    path.write_text(text)
-    found = audit([path])
+    found = audit([put(tmp_path, "x.log", text)])
     assert (found.verdict, [s.kind for s in found.sections]) == ("disagree", [kind])
     assert found.sections[0].causes[0].code == "failure"
     assert "initialization failed" not in found.sections[0].causes[0].said

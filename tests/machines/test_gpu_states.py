@@ -20,9 +20,9 @@ from commtax.runs.report.audit_words import headline
 from commtax.statement import Refusal
 from commtax.verbs.settling import resolve_question
 from each import each
-from lacking import lacking
 from paths import FIXTURES
 from tables import tables
+from texts import lacking, put
 
 DATA = tables(__file__)
 LEGEND = (
@@ -35,7 +35,6 @@ AMD = DATA["amd"]
 HEAD = "\n==============NVSMI LOG==============\n\nDriver Version                            : 565.57.01\n\n"
 NVIDIA = DATA["nvidia"]
 AMD_SMI = DATA["amd_smi"]
-MONITOR = DATA["monitor"]
 SOUND = NVIDIA.format(ecc=0, heat="63C")
 EXCERPT = DATA["excerpt"]
 DMON = "# gpu    pwr  gtemp     sm    mem   mclk   pclk\n# Idx      W      C      %      %    MHz    MHz\n"
@@ -86,15 +85,12 @@ def test_sound_hosts_are_not_blamed(links):
     assert all(f.verdict == "unknown" for f in section.findings)
 
 
-def test_a_claim_of_nvlink_that_is_not_there():
+def test_nvlink_that_is_claimed_and_cards_that_are_far():
     pcie = drawn(square(8, "PHB"))
     told = audit_topology(topology.parse(pcie), claim("8xh100-sxm"))
     assert [f.verdict for f in told.findings if f.code == "off"] == ["disagree"]
     paths = audit_topology(topology.parse(pcie.replace("NV#", "PXB")), claim("8xh100-sxm"))
     assert [f.verdict for f in paths.findings if f.code == "off"] == ["unknown"]
-
-
-def test_far_network_cards():
     near = [["PIX", "SYS"]] * 3 + [["SYS", "SYS"]]
     section = audit_topology(topology.parse(drawn(square(4, "NV18"), near)), None)
     assert codes(section) == ["far-nic"]
@@ -159,12 +155,21 @@ def test_what_the_driver_says_of_one_gpu(odd, code, off):
     assert [f.code for f in section.findings if f.verdict == "disagree"] == [code] * off
 
 
-def test_sound_and_idle_gpus_are_not_blamed():
+def test_sound_and_idle_gpus_are_not_blamed_and_samples_are_counted():
     idle = {"active": "Idle", "util": 0, "gen": 1, "clock": 345}
     for text in (gpu() + gpu("2A"), gpu(**idle) + gpu("2A"), gpu(fabric="N/A")):
         section = audit_states(smi.parse_states(HEAD + text), None)
         assert not section.causes
         assert all(f.verdict == "unknown" for f in section.findings)
+    section = audit_states(smi.parse_states((HEAD + gpu()) * 3 + HEAD + gpu(active="SW Thermal Slowdown")), None)
+    assert "in 1 of 4 samples" in section.causes[0].said
+    section = audit_states(smi.parse_states(HEAD + gpu()), claim("8xa100-80-sxm"))
+    assert [f.measured for f in section.findings if f.code == "chip" and f.verdict == "disagree"] == [1]
+    assert not [
+        f
+        for f in audit_states(smi.parse_states(HEAD + gpu(name="NVIDIA A30")), claim("8xa100-80-sxm")).findings
+        if f.code == "chip"
+    ]
 
 
 def test_parts_of_the_output():
@@ -175,27 +180,11 @@ def test_parts_of_the_output():
     assert not codes(audit_states(smi.parse_states(capped.format("Active")), None))
 
 
-def test_samples_that_come_again():
-    section = audit_states(smi.parse_states((HEAD + gpu()) * 3 + HEAD + gpu(active="SW Thermal Slowdown")), None)
-    assert "in 1 of 4 samples" in section.causes[0].said
-
-
-def test_another_chip_than_was_said():
-    section = audit_states(smi.parse_states(HEAD + gpu()), claim("8xa100-80-sxm"))
-    assert [f.measured for f in section.findings if f.code == "chip" and f.verdict == "disagree"] == [1]
-    assert not [
-        f
-        for f in audit_states(smi.parse_states(HEAD + gpu(name="NVIDIA A30")), claim("8xa100-80-sxm")).findings
-        if f.code == "chip"
-    ]
-
-
 @pytest.mark.parametrize(
     ("text", "kind"), [(drawn(PAIRS), "topology"), (P2P, "topology"), (AMD, "topology"), (HEAD + gpu(), "state")]
 )
 def test_files_are_known_by_what_is_in_them(text, kind, tmp_path):
-    path = tmp_path / "x.txt"
-    path.write_text(text)
+    path = put(tmp_path, "x.txt", text)
     assert (formats.kinds(path), [s.kind for s in audit([path]).sections]) == ([kind], [kind])
 
 
@@ -228,16 +217,14 @@ def told(text):
         (NVIDIA.format(ecc=2, heat="ERR!"), ["ecc", "memory"], {("utilisation", "GPU 1"): 98}),
         (AMD_SMI, ["ecc"], {("utilisation", "GPU 1"): 100, ("power", "GPU 0"): 142, ("used", "GPU 0"): 285 * 2**20}),
         (DATA["concise"], [], {("clock", "GPU 0"): 122, ("power", "GPU 1"): 133, ("temperature", "GPU 0"): 42}),
-        (MONITOR, [], {("utilisation", "GPU 0"): 83, ("clock", "GPU 1"): 358, ("temperature", "GPU 1"): 40}),
+        (DATA["monitor"], [], {("utilisation", "GPU 0"): 83, ("clock", "GPU 1"): 358, ("temperature", "GPU 1"): 40}),
         (DATA["csv"], ["throttled"], {("utilisation", "GPU 1"): 97, ("used", "GPU 0"): 7234 * 2**20}),
         (DATA["xml"], ["pcie-width"], {("temperature", "GPU 0"): 64, ("used", "GPU 0"): 523 * 2**20}),
     ],
     ids=["nvidia-smi", "errors", "amd-smi", "rocm-smi", "monitor", "csv", "xml"],
 )
 def test_tables_say_what_the_long_output_would(text, causes, figures, tmp_path):
-    path = tmp_path / "x.txt"
-    path.write_text(text)
-    assert formats.kinds(path) == ["state"]
+    assert formats.kinds(put(tmp_path, "x.txt", text)) == ["state"]
     section, found = told(text)
     assert [c.code for c in section.causes] == causes
     assert figures.items() <= found.items()
@@ -284,12 +271,9 @@ def test_rows_that_are_missing_are_told_by_the_others(gpus, data):
     assert topology.parse(bare).links.links == topology.parse(matrix(plain_square(gpus, "NV18", odd), range(gpus))).links.links
 
 
-def test_a_plan_needs_all_rows():
+def test_a_plan_needs_all_rows_and_links_that_its_chip_has():
     with pytest.raises(Refusal, match="rows of GPU2, GPU3 are missing"):
         parse_link_matrix(matrix(plain_square(4, "NV12"), [0, 1]))
-
-
-def test_links_that_the_claimed_chip_has_not():
     found = audit_topology(topology.parse(matrix(plain_square(8, "NV18"), range(6))), claim("8xa100-80-sxm"))
     assert [(f.predicted, f.measured) for f in found.findings if f.verdict == "disagree"] == [(12, 18)]
     sound = audit_topology(topology.parse(matrix(plain_square(8, "NV12"), range(4))), claim("8xa100-80-sxm"))
@@ -308,23 +292,18 @@ def test_links_that_the_claimed_chip_has_not():
     ids=["pcie", "xgmi", "paths", "legend", "npu"],
 )
 def test_pcie_alone_is_a_fact_and_no_fault(text, says, tmp_path):
-    path = tmp_path / "topo.txt"
-    path.write_text(text)
-    audited = audit([path])
+    audited = audit([put(tmp_path, "topo.txt", text)])
     assert says in headline(audited)
     assert not audited.sections[0].causes
     assert all(f.verdict == "unknown" and not f.reason for f in audited.findings)
 
 
-def test_a_host_that_is_joined_in_part_is_said_to_be(tmp_path):
+def test_hosts_joined_in_part_and_tables_of_power_alone(tmp_path):
     path = tmp_path / "topo.txt"
     path.write_text(
         matrix([["X" if i == j else "NV4" if i // 2 == j // 2 else "SYS" for j in range(4)] for i in range(4)], range(4))
     )
     assert "4 GPUs: NVLink joins 2 of 6 pairs (0+1, 2+3), the rest is over SYS" in headline(audit([path]))
-
-
-def test_a_table_of_power_alone_says_nothing_of_load(tmp_path):
     path = tmp_path / "dmon.txt"
     path.write_text(POWER_ALONE + "        0    15    51     -\n        0    96    54     -\n        0    96    53     -\n")
     audited = audit([path])
@@ -345,16 +324,10 @@ def made(rows):
     return parse("\n".join(["\t" + head, *(f"GPU{i}\t" + "\t".join(row) for i, row in enumerate(rows))]))
 
 
-def test_pairs_are_found_under_the_terminal_codes():
+def test_pairs_are_found_under_terminal_codes_and_cells_that_touch():
     assert (PAIRED.joined(), describe(PAIRED)) == ([(0, 2), (1, 3)], "4 GPUs: NVLink joins 0+2, 1+3; the rest over SYS")
     assert (PAIRED.best(2), PAIRED.groups(2, 2), PAIRED.worst((0, 1, 2, 3))) == ((0, 2), [(0, 2), (1, 3)], "SYS")
-
-
-def test_cells_that_touch():
     assert parse(DATA["glued"]).links == (("X", "NV18"), ("NV18", "X"))
-
-
-def test_nearer_pcie_wins_where_there_is_no_nvlink():
     found = made([["X", "SYS", "PHB"], ["SYS", "X", "SYS"], ["PHB", "SYS", "X"]])
     assert (found.best(2), place(found, catalog.cluster("3xrtx-4090"), 2).cluster.intra.key) == ((0, 2), "pcie4")
 
@@ -384,8 +357,7 @@ def test_what_is_no_matrix(text):
 
 def test_on_the_command_line():
     words = ("bill", "qwen2.5-7b", "--cluster", "4xrtx-3090", "--topo", FILE, "-tp", "2")
-    done = run_here(*words)
-    assert not lacking(done.stdout, "CUDA_VISIBLE_DEVICES=0,2", "on nvlink-bridge-3090")
+    assert not lacking(run_here(*words).stdout, "CUDA_VISIBLE_DEVICES=0,2", "on nvlink-bridge-3090")
     for more, says in (
         (("--intra", "pcie4"), "not both"),
         (("--cluster", "8xrtx-3090"), "has 4 GPUs"),

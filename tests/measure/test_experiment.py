@@ -27,8 +27,8 @@ from commtax_lab.measure.study.recipe import StudyRun
 from commtax_lab.measure.study.small_engine_serving import BatchingEngine, requests, serve
 from commtax_lab.measure.weights import Checkpoint, load
 from forked import ForkedProgram
-from lacking import lacking
 from tables import tables
+from texts import lacking, put
 
 DATA = tables(__file__)
 CPU = torch.device("cpu")
@@ -204,8 +204,7 @@ def test_lengths_and_arrivals():
 
 def test_a_dataset_in_sharegpts_form(tmp_path):
     talk = [{"from": "human", "value": "x" * 400}, {"from": "gpt", "value": "y" * 80}]
-    file = tmp_path / "talks.json"
-    file.write_text(json.dumps([{"id": "1", "conversations": talk}, {"id": "2", "conversations": talk[:1]}]))
+    file = put(tmp_path, "talks.json", json.dumps([{"id": "1", "conversations": talk}, {"id": "2", "conversations": talk[:1]}]))
     assert recipe.dataset_lengths(file) == [(100, 20)]
     for text in ("{", "[1]", "[]"):
         file.write_text(text)
@@ -214,10 +213,7 @@ def test_a_dataset_in_sharegpts_form(tmp_path):
 
 
 # --- mistakes -----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("words", "told"),
-    DATA["mistakes_are_one_line"],
-)
+@pytest.mark.parametrize(("words", "told"), DATA["mistakes_are_one_line"])
 def test_mistakes_are_one_line(words, told, capsys, tmp_path):
     code, out = run_cli(capsys, *words, "--out", tmp_path)
     assert code == 2
@@ -336,8 +332,7 @@ def test_counters_are_read_and_compared(tmp_path):
     (port / "port_xmit_data").write_text("25\n")
     (port / "port_rcv_data").write_text("N/A\n")
     assert experiment.infiniband(tmp_path) == {"mlx5_0 port 1 sent": 100.0}
-    net = tmp_path / "dev"
-    net.write_text("Inter-|   Receive\n face |bytes\n    lo: 7 1 0 0 0 0 0 0 9 1 0 0 0 0 0 0\n")
+    net = put(tmp_path, "dev", "Inter-|   Receive\n face |bytes\n    lo: 7 1 0 0 0 0 0 0 9 1 0 0 0 0 0 0\n")
     assert experiment.interfaces(net) == {"lo received": 7.0, "lo sent": 9.0}
     assert experiment.bytes_moved({"a": 1.0, "b": 2.0}, {"a": 4.0, "b": 2.0, "c": 5.0}) == {"a": 3.0, "c": 5.0}
     assert experiment.bytes_moved(experiment.snapshot(), experiment.snapshot()) is not None

@@ -116,10 +116,7 @@ def test_workers_together_leave_half_of_what_is_free(free, weights, workers):
     assert gib == 1 or gib * workers * vllm_setup.GiB <= (free - weights) / 2
 
 
-@pytest.mark.parametrize(
-    ("own", "files", "leaves"),
-    DATA["a_container_has_what_its_groups_leave"],
-)
+@pytest.mark.parametrize(("own", "files", "leaves"), DATA["a_container_has_what_its_groups_leave"])
 def test_a_container_has_what_its_groups_leave(own, files, leaves, tmp_path):
     old = "memory:" in own
     names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if old else ("memory.max", "memory.current")

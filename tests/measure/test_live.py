@@ -40,11 +40,11 @@ from commtax_lab.measure.weights import Checkpoint, RandomWeights, load
 from forked import run_forked
 from paths import HELPERS
 from tables import tables
+from texts import put
 
 DATA = tables(__file__)
 CPU = torch.device("cpu")
 PROVEN = ("llama", "qwen3", "mixtral")
-SCRIPT = DATA["script"]
 HOLDER = DATA["holder"]
 
 
@@ -241,7 +241,7 @@ def test_what_a_rank_refuses_is_refused_here():
 @pytest.mark.parametrize(("signs", "ranks"), [([signal.SIGTERM] * 2, 2), ([signal.SIGHUP], 1), ([signal.SIGKILL], 1)])
 def test_neither_ranks_nor_folders_outlive_the_launcher(signs, ranks, tmp_path):
     running = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(ranks)],
+        [sys.executable, "-c", DATA["script"], str(ranks)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -391,10 +391,7 @@ def test_bad_questions_are_refused_before_anything_starts(checkpoints, changes, 
         LiveJob(**{"model": str(checkpoints["llama"][0]), "device": "cpu", **changes}).settle()
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    DATA["architectures_that_the_engine_cannot_run_are_refused"],
-)
+@pytest.mark.parametrize(("changes", "says"), DATA["architectures_that_the_engine_cannot_run_are_refused"])
 def test_architectures_that_the_engine_cannot_run_are_refused(changes, says):
     with pytest.raises(ValueError, match=says):
         arch_of_config(json.loads(live_models.config("llama", **changes)), "x")
@@ -472,8 +469,7 @@ def test_calibration_gives_a_profile_that_bill_takes(tmp_path):
     shapes = [{**own_constants.SHAPES[1], "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 512}]
     work = own_constants.BoxWork("fp32", machine.CPU_CARRIERS, shapes, ((1, 8), (4, 32)), 2**22)
     seen = launch.run(own_constants.TARGET, work, 2, timeout_s=120)
-    file = tmp_path / "here.json"
-    file.write_text(json.dumps(own_constants.profile(seen, "fp32", "here")))
+    file = put(tmp_path, "here.json", json.dumps(own_constants.profile(seen, "fp32", "here")))
     done = run_here("bill", "llama-3.2-1b", "-tp", "2", "--profile", file, "--json")
     assert done.returncode == 0, done.stderr
     bill = json.loads(done.stdout)

@@ -40,7 +40,6 @@ MACHINES = {
     "macOS, M1": (MachineFacts("Darwin", "arm64", machine.apple_features(M1)), "fp32"),
     "macOS, Intel": (MachineFacts("Darwin", "x86_64", machine.apple_features("")), "fp32"),
 }
-STARTER = DATA["starter"]
 ROWS = ROOT / "benchmarks" / "h200"
 FILES = sorted(ROWS.glob("*.jsonl"))
 INTERPRETED = DATA["interpreted"]
@@ -92,7 +91,7 @@ def test_a_leash_ends_as_its_program_does(code):
 
 
 def test_a_leashed_program_does_not_outlive_a_killed_starter():
-    starter = subprocess.Popen([sys.executable, "-c", STARTER], stdout=subprocess.PIPE, text=True)
+    starter = subprocess.Popen([sys.executable, "-c", DATA["starter"]], stdout=subprocess.PIPE, text=True)
     pid = int(starter.stdout.readline())
     starter.kill()
     starter.wait()

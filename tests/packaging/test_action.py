@@ -12,8 +12,8 @@ from threading import Thread
 import pytest
 import yaml
 
-from lacking import lacking
 from paths import ROOT
+from texts import lacking, put
 
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
 ARGUMENTS = "--cluster 4xh100-sxm --concurrency 16"
@@ -117,8 +117,7 @@ class Runner:
                 continue
             if "if" in step and not self.holds(step["if"], given, steps):
                 continue
-            output = self.folder / f"{step['name']}.output"
-            output.write_text("")
+            output = put(self.folder, f"{step['name']}.output", "")
             own = {name: self.filled(text, given, steps) for name, text in step.get("env", {}).items()}
             done = subprocess.run(
                 ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]],

@@ -188,10 +188,7 @@ def test_what_does_not_fit_is_said_and_not_compared():
     assert "hold" in finding.reason
 
 
-@each(
-    "odd",
-    DATA["odd_loads_are_answered_or_said_to_be_none"],
-)
+@each("odd", DATA["odd_loads_are_answered_or_said_to_be_none"])
 def test_odd_loads_are_answered_or_said_to_be_none(odd):
     result = BenchmarkRun("vllm", "serve", stats={"ttft": {"mean": 0.1}, "tpot": {"mean": 0.01}}, **odd)
     for finding in audit_bench([result], claimed(), "x").findings:

@@ -24,16 +24,14 @@ from paths import HELPERS
 from toy_engine import Case, Stepping, cases, constant_surface, stream
 
 EXACT = 1e-9
-TIMES = ("sent_s", "started_s", "first_s", "done_s", "preempted_s")
 few = settings(max_examples=30)
 ONE = Rules(tokens=64, seqs=1, blocks=10**6, block=16)
 STEP_S = 0.01
 LONG = 2_000_000  # services of a queue whose mean is compared with a formula's limit
 SIMULATED = 4000  # … of which so many are simulated
-OFFERED = ("request_rate", "seed", "router", "warmup")
 
 
-def same(one, other, names=TIMES):
+def same(one, other, names=("sent_s", "started_s", "first_s", "done_s", "preempted_s")):
     for name in names:
         np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=EXACT, atol=EXACT, err_msg=name)
 
@@ -389,7 +387,7 @@ def test_requests_in_flight_are_rate_times_time(case, count, routing):
 
 def asked(**words):
     usual = {"tp": 1, "input_len": 256, "output_len": 64, "num_prompts": 1500, "concurrency": 1}
-    known = {name: words.pop(name) for name in list(words) if name in OFFERED}
+    known = {name: words.pop(name) for name in list(words) if name in ("request_rate", "seed", "router", "warmup")}
     return settle(resolve_question("llama-3.1-8b", "8xh100-sxm", {**usual, **words}).but(**known))
 
 

@@ -18,6 +18,7 @@ from commtax.statement import Refusal
 from each import each
 from paths import SHARED
 from tables import tables
+from texts import put
 
 DATA = tables(__file__)
 OPEN_LOOP = SHARED / "open_loop"
@@ -286,11 +287,9 @@ def test_data_sets_are_scaled_by_factor_or_to_a_mean():
 
 
 def test_lengths_come_from_a_file(tmp_path):
-    column = tmp_path / "column.txt"
-    column.write_text("tokens\n10\n20\n\n30\n")
+    column = put(tmp_path, "column.txt", "tokens\n10\n20\n\n30\n")
     assert catalog.lengths(f"file:{column}").mean == 20
-    both = tmp_path / "both.csv"
-    both.write_text("input_tokens,output_tokens\n10,5\n20,4\n30,3\n")
+    both = put(tmp_path, "both.csv", "input_tokens,output_tokens\n10,5\n20,4\n30,3\n")
     assert (catalog.lengths(f"file:{both}", "outputs").mean, catalog.lengths(f"file:{both}").correlation) == (4, -1)
     column.write_text("10\nten\n")
     with pytest.raises(Refusal, match="line 2: 'ten' is not 1 to"):

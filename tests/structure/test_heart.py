@@ -13,12 +13,11 @@ DATA = tables(__file__)
 SOURCE = ROOT / "src" / "commtax"
 MOST_LINES, MOST_MODULES = 6_000, 70
 NAMED = sorted(set(re.findall(r"^\* `([\w/]+\.py)`", (ROOT / "docs" / "heart.md").read_text(), re.M)))
-PRICED = DATA["priced"]
 
 
 def priced():
     """The modules that pricing imports, and the files of the package that a settled step runs, in a fresh process."""
-    done = subprocess.run([sys.executable, "-c", PRICED], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", DATA["priced"]], capture_output=True, text=True, check=True)
     imported, ran = json.loads(done.stdout)
     return imported, {name.removeprefix(f"{SOURCE}/") for name in ran if name.startswith(str(SOURCE))}
 

@@ -3,8 +3,8 @@
 import ast
 import tomllib
 
-from lacking import lacking
 from paths import ROOT
+from texts import lacking
 
 GROUPS = tomllib.loads((ROOT / "tests" / "slow.toml").read_text())
 

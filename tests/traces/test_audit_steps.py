@@ -28,6 +28,7 @@ from fault_traces import NCCL
 from made_traces import document, event, kernel, launch
 from paths import FIXTURES
 from tables import tables
+from texts import put
 
 DATA = tables(__file__)
 BACKWARD = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
@@ -224,10 +225,7 @@ def trained(gradients, reduces, steps=5, reduce_us=(11,)):
     return document(events)
 
 
-@pytest.mark.parametrize(
-    ("gradients", "reduces", "says"),
-    DATA["gradients_are_counted"],
-)
+@pytest.mark.parametrize(("gradients", "reduces", "says"), DATA["gradients_are_counted"])
 def test_gradients_are_counted(gradients, reduces, says):
     section = told(trained(gradients, reduces))
     assert [str(n) for n in section.notes if n.code in ("layers", "gradients")] == [says]
@@ -479,9 +477,7 @@ def timeline(rows):
 @given(st.lists(SLICE, min_size=1, max_size=20))
 def test_what_we_write_is_read_back(tmp_path_factory, rows):
     """Lane by lane: seconds of each kind, where what neither communicates nor copies computes."""
-    path = tmp_path_factory.mktemp("own") / "x.json"
-    path.write_text(timeline(rows).to_chrome())
-    traces = formats.read(path)
+    traces = formats.read(put(tmp_path_factory.mktemp("own"), "x.json", timeline(rows).to_chrome()))
     assert [t.rank for t in traces] == sorted({lane for lane, *_ in rows})
     for trace in traces:
         own = [(us, KINDS[kind]) for lane, _, us, kind in rows if lane == trace.rank]
@@ -523,8 +519,7 @@ def test_a_simulation_read_back(tmp_path):
     ],
 )
 def test_other_chrome_traces_are_told_apart(tmp_path, events, words):
-    path = tmp_path / "other.json"
-    path.write_text(json.dumps({"traceEvents": events}))
+    path = put(tmp_path, "other.json", json.dumps({"traceEvents": events}))
     with pytest.raises(ValueError, match=f"a Chrome trace without device kernels.*{words}"):
         formats.read(path)
 
@@ -534,8 +529,7 @@ def test_damaged_traces_of_ours_are_refused_in_one_line(tmp_path_factory, data):
     made = json.loads(timeline([(0, 5, 5, 1), (1, 5, 9, 0)]).to_chrome())
     event = data.draw(st.sampled_from(made["traceEvents"]))
     event[data.draw(st.sampled_from([*event]))] = data.draw(st.none() | st.text(max_size=3) | st.floats() | st.builds(list))
-    path = tmp_path_factory.mktemp("damaged") / "x.json"
-    path.write_text(json.dumps(made))
+    path = put(tmp_path_factory.mktemp("damaged"), "x.json", json.dumps(made))
     assert kineto.is_ours(path.read_bytes()[:999])
     try:
         formats.read(path)

@@ -273,10 +273,7 @@ def test_layers_are_told_by_counts(layers, extra, attention, says):
     assert [str(n) for n in section.notes if n.code == "layers"] == [says]
 
 
-@pytest.mark.parametrize(
-    ("pause", "launched", "code"),
-    DATA["many_short_pauses_are_launches"],
-)
+@pytest.mark.parametrize(("pause", "launched", "code"), DATA["many_short_pauses_are_launches"])
 def test_many_short_pauses_are_launches(pause, launched, code):
     """Each kernel of 4 us is followed by a pause."""
     section = audit_traces([layered(20, 1, pause=pause, launched=launched)], None, ["a"])

@@ -22,13 +22,12 @@ from made_nsys import NEW, OLD, PID, Export, counted, payload
 from made_traces import clashes, exposed, per_step
 from paths import FIXTURES
 from tables import tables
+from texts import put
 
 DATA = tables(__file__)
 REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 FUSED = "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>(vllm::RankData*)"
-PRODUCT = "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT"
-STEP = "execute_context_0(0)_generation_4(4)"
 JUNK = st.none() | st.text(max_size=5) | st.floats() | st.binary(max_size=40) | st.integers(-(2**63), 2**63 - 1)
 ROW = st.tuples(st.integers(1, 3), st.integers(0, 2), st.integers(0, 10**9), st.integers(1, 10**6), st.booleans())
 FOUND = json.loads((FIXTURES / "audit" / "rocprof.json").read_text())
@@ -56,13 +55,13 @@ def steps(export, count=3, reduces=4, pid=1, device=0, late=0):
         begin = at
         for i in range(reduces + 1):
             sent = FUSED if i < reduces else GATHER
-            for name, ns in ((PRODUCT, 20_000 - late), (sent, 5_000 + late)):
+            for name, ns in (("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT", 20_000 - late), (sent, 5_000 + late)):
                 correlation += 1
                 export.launch(at - 2_000, correlation, pid=pid)
                 export.kernel(name, at, at + ns, correlation, pid, device)
                 at += ns
         export.copied(at, at + 500, correlation + 1000, pid, device, stream=8)
-        export.range(STEP, begin - 3_000, at - 1_000, pid)
+        export.range("execute_context_0(0)_generation_4(4)", begin - 3_000, at - 1_000, pid)
         at += 3_000
     return export
 
@@ -165,7 +164,7 @@ def test_sizes_from_what_nccl_hands_over(tmp_path, grouped):
     assert trace.issued == {"all-reduce": 1, "all-gather": 1}
 
 
-def test_several_calls_in_a_group_have_no_size_of_their_own(tmp_path):
+def test_several_calls_in_a_group_have_no_size_and_torch_names_operators(tmp_path):
     export = Export(tmp_path / "nccl.sqlite")
     export.schema_of(2, (nsys.COMMUNICATOR, 18, 0), (nsys.SIZE, 22, 8))
     export.range("ncclGroupStart", 0, 10)
@@ -176,12 +175,16 @@ def test_several_calls_in_a_group_have_no_size_of_their_own(tmp_path):
     export.kernel("ncclDevKernel_SendRecv(x)", 2_000, 3_000, 1)
     (trace,) = read(export.done())
     assert [(c.op, c.nbytes) for c in trace.collectives] == [("send-recv", None)]
+    export = Export(tmp_path / "torch.sqlite")
+    export.range("vllm::all_reduce, op_id = 5, sizes = [[4, 8]]", 0, 2_000)
+    export.launch(1_000, 1)
+    export.kernel("void quickly<4>(x)::all_reduce_kernel", 5_000, 6_000, 1)
+    export.kernel(GATHER, 7_000, 8_000, 2)
+    (trace,) = read(export.done())
+    assert Counter(c.op for c in trace.collectives)["all-gather"] == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "phase", "seqs"),
-    DATA["steps_of_tensorrt_llm_and_plain_iterations"],
-)
+@pytest.mark.parametrize(("name", "phase", "seqs"), DATA["steps_of_tensorrt_llm_and_plain_iterations"])
 def test_steps_of_tensorrt_llm_and_plain_iterations(tmp_path, name, phase, seqs):
     """As its executor names them (py_executor.py, with and without the number of tokens), and as training scripts do."""
     export = Export(tmp_path / "trt.sqlite")
@@ -191,17 +194,6 @@ def test_steps_of_tensorrt_llm_and_plain_iterations(tmp_path, name, phase, seqs)
         export.kernel(FUSED, at + 9_000, at + 30_000, at + 1)
     (trace,) = read(export.done())
     assert ([(s.phase, s.decode_seqs) for s in trace.steps], per_step(trace, "all-reduce")) == ([(phase, seqs)] * 2, [1, 1])
-
-
-def test_operators_that_torch_named(tmp_path):
-    """torch.autograd.profiler.emit_nvtx: the operator is before the comma."""
-    export = Export(tmp_path / "torch.sqlite")
-    export.range("vllm::all_reduce, op_id = 5, sizes = [[4, 8]]", 0, 2_000)
-    export.launch(1_000, 1)
-    export.kernel("void quickly<4>(x)::all_reduce_kernel", 5_000, 6_000, 1)
-    export.kernel(GATHER, 7_000, 8_000, 2)
-    (trace,) = read(export.done())
-    assert Counter(c.op for c in trace.collectives)["all-gather"] == 1
 
 
 def test_packed_and_unchanged(tmp_path):
@@ -421,16 +413,13 @@ def made(folder, launches=True):
     return sorted(folder.glob("88_*.csv"))
 
 
-def test_generic_kernels_take_their_calls(tmp_path):
+def test_generic_kernels_take_their_calls_or_the_step_they_began_in(tmp_path):
     traces = [said for _, said in read_all(made(tmp_path)).left]
     assert [t.rank for t in traces] == [0, 1]
     for trace in traces:
         assert (per_step(trace, "all-reduce"), per_step(trace, "all-gather")) == ([1, 1], [1, 1])
         assert [s.decode_seqs for s in trace.steps] == [8, 8]
     assert run_here("audit", *made(tmp_path), "--json").returncode == 0
-
-
-def test_without_calls_of_hip_a_kernel_belongs_to_the_step_it_began_in(tmp_path):
     traces = [said for _, said in read_all(made(tmp_path, launches=False)).left]
     assert [per_step(t, "collective") for t in traces] == [[2, 2], [2, 2]]
 
@@ -472,18 +461,14 @@ def test_json_says_the_same_as_the_tables(tmp_path):
             "marker_api": [record(2, 0, row) for row in rows["marker_api_trace.csv"]],
         },
     }
-    path = tmp_path / "out_results.json"
-    path.write_text(json.dumps({"rocprofiler-sdk-tool": [process]}))
+    path = put(tmp_path, "out_results.json", json.dumps({"rocprofiler-sdk-tool": [process]}))
     tables, document = [said for _, said in read_all(files).left], formats.read(path)
     for a, b in zip(tables, document, strict=True):
         assert (a.collectives, (a.steps, spent_ns(a), a.issued)) == (b.collectives, (b.steps, spent_ns(b), b.issued))
 
 
 def test_cut_off_tables_give_what_is_readable(tmp_path):
-    text = of_kind("kernel_trace")["text"]
-    path = tmp_path / "1_kernel_trace.csv"
-    path.write_text(text[:-60])
-    (trace,) = formats.read(path)
+    (trace,) = formats.read(put(tmp_path, "1_kernel_trace.csv", of_kind("kernel_trace")["text"][:-60]))
     assert (len(trace.timeline.name), spent_ns(trace)) == (2, 16157 + 10464)
     assert [n for n in trace.notes if n.code == "partial" and "line 4" in n]
     assert trace.partial
@@ -495,8 +480,7 @@ def test_cut_off_json_gives_the_records_before(tmp_path_factory, at):
     process["buffer_records"]["kernel_dispatch"] *= 5
     whole = json.dumps({"rocprofiler-sdk-tool": [process]})
     text = whole[: at % len(whole)]
-    path = tmp_path_factory.mktemp("cut") / "r.json"
-    path.write_text(text)
+    path = put(tmp_path_factory.mktemp("cut"), "r.json", text)
     kept = text.count('"graph_node_id": 0}')
     try:
         (trace,) = formats.read(path)
@@ -507,13 +491,9 @@ def test_cut_off_json_gives_the_records_before(tmp_path_factory, at):
         assert [n for n in trace.notes if n.code == "partial"]
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "words"),
-    DATA["what_is_refused"],
-)
+@pytest.mark.parametrize(("name", "text", "words"), DATA["what_is_refused"])
 def test_what_is_refused(tmp_path, name, text, words):
-    path = tmp_path / name
-    path.write_text(text)
+    path = put(tmp_path, name, text)
     with pytest.raises(ValueError, match=words) as refused:
         formats.read(path)
     assert "\n" not in str(refused.value)

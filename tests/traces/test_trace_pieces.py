@@ -17,10 +17,10 @@ from commtax.runs.traces.profilers import kineto
 from commtax.runs.traces.trace import distinct
 from commtax.timeline import merge_spans
 from each import each
-from lacking import lacking
 from made_traces import decode_graphs, document, event, kernel, launch, write
 from paths import FIXTURES, SHARED
 from tables import tables
+from texts import lacking
 
 DATA = tables(__file__)
 TRACES = SHARED / "traces"

@@ -22,10 +22,10 @@ from commtax.runs.traces.trace import KINDS, graph_steps, main_span, usage
 from commtax.runs.traces.trace_audit import audit_traces
 from commtax.timeline import Timeline
 from each import each
-from lacking import lacking
 from made_traces import clashes, decode_graphs, document, event, exposed, kernel, launch, per_step, write
 from paths import FIXTURES, SHARED
 from tables import tables
+from texts import lacking
 
 DATA = tables(__file__)
 TRACES = SHARED / "traces"

@@ -49,7 +49,6 @@ EVIL = [
     "${jndi:ldap://x}",
     "{{7*7}}",
 ]
-NUMBERS = DATA["numbers"]
 CONFIG = catalog.config("llama-3.1-8b")
 CONFIGS = {
     "not JSON": "{",
@@ -71,8 +70,6 @@ CONFIGS = {
     "infinite": json.dumps({**CONFIG, "hidden_size": 1e308}),
     "long": json.dumps({**CONFIG, "x": "y" * 40_000}),
 }
-FOREIGN = DATA["foreign"]
-OWN_PAGE = DATA["own_page"]
 
 
 def _audit(event, words):
@@ -115,7 +112,7 @@ def test_a_folder_beside_the_server_is_no_model(tmp_path, monkeypatch):
         assert refused("view", {"m": name})[0] in (400, 422)
 
 
-@each("text", NUMBERS)
+@each("text", DATA["numbers"])
 @each("key", [k.name for k in KEYS if isinstance(k.default, int)])
 def test_numbers_are_whole_and_in_range(key, text):
     status, found = refused("bill", {key: text})
@@ -158,7 +155,7 @@ def _asked_with(path, headers, **more):
     return ask(path, headers=[(name.encode(), value.encode()) for name, value in headers.items()], **more)
 
 
-@each("headers", FOREIGN)
+@each("headers", DATA["foreign"])
 def test_pages_elsewhere_compute_nothing(headers):
     """… but may link to the page."""
     for name in ANSWERS:
@@ -167,7 +164,7 @@ def test_pages_elsewhere_compute_nothing(headers):
     assert (_asked_with("/api/audit", headers, method="POST", body=b"x")[0], _asked_with("/", headers)[0]) == (403, 200)
 
 
-@each("headers", OWN_PAGE)
+@each("headers", DATA["own_page"])
 def test_the_page_and_programs_may_ask(headers):
     assert _asked_with("/api/catalog", headers)[0] == 200
 

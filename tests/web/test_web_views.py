@@ -45,7 +45,6 @@ QUERY = "m=llama-3.2-1b&c=2xh100-sxm&tp=2&il=256&ol=32"
 FILE = (b"content-type", b"application/octet-stream")
 MANIFEST = DATA["manifest"]
 DRAWN = "id => document.querySelector(`#${id} .plan-sentence`) !== null && !document.querySelector(`#${id}[aria-busy]`)"
-SEEN = DATA["seen"]
 CUT = """[...document.querySelectorAll('main .scroll, main table')]
   .filter(x => x.clientWidth && x.scrollWidth > x.clientWidth + 1).map(x => x.closest('section').id)"""
 
@@ -308,7 +307,7 @@ def test_what_leaves_the_page(visit: Callable[..., Any], tmp_path: Path) -> None
 def test_every_view_fits_its_window_and_can_be_read_by_all(visit: Callable[..., Any], width: int, scheme: str, other: str) -> None:
     """One look at each view; what a table holds is seen without scrolling sideways. Of the other scheme the colours are read."""
     page = visit(f"{QUERY}&tpot=20#plan", viewport={"width": width, "height": 6000}, scheme=scheme)
-    for view, drawn in SEEN.items():
+    for view, drawn in DATA["seen"].items():
         page.click(f"#views a[href='#{view}']")
         page.wait_for_selector(drawn)
         until(page, "!document.querySelector('main [aria-busy=true]')")
