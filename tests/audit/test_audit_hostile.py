@@ -38,11 +38,12 @@ from made_traces import decode_graphs, document, event, kernel, launch, write
 from paths import FIXTURES, SHARED
 from tables import tables
 
+DATA = tables(__file__)
+
 ROW = "  1048576  262144  float  sum  -1  25.41  41.26  72.21  0  25.2  41.6  72.8  0\n"
 ENDS = st.sampled_from(
     ["a", "step 1", "\n", "\r\n", "\r", " ", "node-1: ", "[1,0]<stdout>:", "[rank1]: ", "x: y", "2024-01-01T00:00:00Z "]
 )
-DATA = tables(__file__)
 SIZE = 16_000
 UNITS = (
     *DATA["units"],
@@ -51,33 +52,12 @@ UNITS = (
 )
 VALUES = (None, True, -1, 0, 1e999, float("nan"), 10**400, "", "x", "1e999", "9" * 400, [], [[]], {}, [None], {"a": []}, [[1, "x"]])
 OTHERS = DATA["others"]
-EVENTS = [
-    {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 1, "dur": 50, "tid": 1},
-    {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 2, "dur": 1, "tid": 1, "args": {"correlation": 7}},
-    {
-        "ph": "X",
-        "cat": "cpu_op",
-        "name": "nccl:all_reduce",
-        "ts": 1.5,
-        "dur": 3,
-        "tid": 1,
-        "args": {"Input Dims": [[4]], "Input type": ["float"]},
-    },
-    {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce", "ts": 5, "dur": 9, "args": DATA["kernel"]},
-]
-TRACE = {
-    "traceEvents": EVENTS,
-    "distributedInfo": {"rank": 0, "world_size": 2, "pg_config": [{"pg_size": 2}]},
-    "baseTimeNanoseconds": 0,
-}
+TRACE = DATA["trace"]
 FEW = (None, -1, 1e999, "x", [], {}, 10**400)
 GEMMS = [{"kind": "gemm", "m": 2**i, "n": 4096, "k": 4096, "dtype": "bf16", "median_s": 1e-4 * 2**i} for i in range(8)]
 ATTENTION = {"batch": 1, "heads": 32, "kv_heads": 8, "head_dim": 128, "length": 100, "dtype": "bf16", "median_s": 1e-5}
-MEASURED = [
-    {"kind": "decode", **ATTENTION},
-    {"op": "all-reduce", "ranks": 2, "size_bytes": 1024, "time_us": 10.0, "impl": "nccl", "wrong": 0},
-    GEMMS[0],
-]
+MEASURED = [{"kind": "decode", **ATTENTION}]
+MEASURED += [{"op": "all-reduce", "ranks": 2, "size_bytes": 1024, "time_us": 10.0, "impl": "nccl", "wrong": 0}, GEMMS[0]]
 LARGE = 800_000  # bytes: reading such a trace takes longer than all that is asked of it
 SMALL = (p for p in (SHARED / "traces").glob("*.json.gz") if p.stat().st_size < LARGE)
 TRACES = [*sorted(SMALL), *sorted(FIXTURES.glob("*.trace.json.gz"))]
@@ -262,7 +242,7 @@ def test_no_text_takes_long(reader):
 def changed(thing, values=VALUES):
     places = list(thing.items() if isinstance(thing, dict) else enumerate(thing))
     for key, value in places:
-        for odd in (*values, *(changed(value, values) if isinstance(value, dict | list) else ())):
+        for odd in (*values, *(changed(value, values) if isinstance(value, dict | tuple | list) else ())):
             copy = dict(thing) if isinstance(thing, dict) else list(thing)
             copy[key] = odd
             yield copy

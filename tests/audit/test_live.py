@@ -131,7 +131,7 @@ def test_once_over_http(stretch, code, word):
     assert document["verdict"] == ("disagree" if code else "agree")
 
 
-def test_a_pasted_launch_says_what_runs_and_a_window_what_happens_now():
+def test_a_pasted_launch_says_what_runs_and_without_a_claim_it_is_told_what_happens():
     command = f"vllm serve {TINY} --enforce-eager --max-model-len 1024"
     with shown(recorded(1), recorded(2)) as at:
         done = run_here("audit", "--metrics", at.url, "--from", command, "--cluster", "2xcpu", "--window", "500ms")
@@ -140,9 +140,6 @@ def test_a_pasted_launch_says_what_runs_and_a_window_what_happens_now():
     assert first == "tiny-llama on 2xcpu, TP 1: no verdict"
     assert not lacking(load, "160 tokens in, 32 out", "80% of the prompt tokens cached")
     assert "to judge it: seconds of cpu are assumed" in done.stdout
-
-
-def test_without_a_claim_it_is_told_what_happens():
     with shown(recorded(2)) as at:
         done = run_here("audit", "--metrics", at.url.removesuffix("/metrics"), "--header", "Authorization: Bearer x y")
         assert (at.asked[0]["path"], at.asked[0]["Authorization"]) == ("/metrics", "Bearer x y")
@@ -254,17 +251,8 @@ def test_the_dashboard_fits_its_terminal(width):
 def test_a_dashboard_on_a_terminal_ends_cleanly(signal_number, tmp_path):
     leader, follower = pty.openpty()
     with shown(recorded(1), recorded(2)) as at:
-        words = [
-            "audit",
-            "--metrics",
-            at.url,
-            "--every",
-            "500ms",
-            "--export-prometheus",
-            "0",
-            "--grafana",
-            str(tmp_path / "g.json"),
-        ]
+        words = ["audit", "--metrics", at.url, "--every", "500ms", "--export-prometheus", "0", "--grafana"]
+        words += [str(tmp_path / "g.json")]
         process = ForkedProgram("commtax", *words, stdin=follower, stdout=follower, env={**os.environ, "TERM": "xterm"})
         os.close(follower)
         text = read_until(leader, "(last ")

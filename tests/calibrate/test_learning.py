@@ -71,12 +71,6 @@ def test_runs_stand_beside_those_that_a_profile_has_and_one_that_is_read_again_r
     assert len(elsewhere.lessons) == len(later.lessons)  # the same load in another folder
 
 
-def test_one_of_three_runs_that_is_three_times_off_is_named_and_not_followed():
-    found = learn([measured(8), replace(measured(32, off=(3.0, 3.0)), label="odd.json"), measured(128)], BLANK)
-    assert {label for label, _ in found.odd} == {"odd.json: TPOT", "odd.json: TTFT"}
-    assert float(asked(64, profile=found.profile).tpot_s) == pytest.approx(float(asked(64).tpot_s), rel=0.1)
-
-
 @settings(max_examples=12, deadline=None)
 @given(
     st.lists(
@@ -98,13 +92,6 @@ def test_shown_runs_come_back_within_their_scatter(runs):
             assert abs(error) < 2.6 * sigma or f"c{clients}.json: {name.upper()}" in odd
 
 
-def test_neither_order_nor_copies_of_files_change_anything():
-    runs = [measured(c, off=(1.1, 1.2)) for c in (1, 16, 64)]
-    once = learn(runs, BLANK).profile
-    again = learn([*reversed(runs), *(replace(run, label=f"copy of {run.label}") for run in runs)], BLANK).profile
-    assert again.lessons == once.lessons
-
-
 def test_one_run_helps_and_ranges_narrow_with_each():
     truth = slow_host()
     widths, errors = [], []
@@ -116,11 +103,14 @@ def test_one_run_helps_and_ranges_narrow_with_each():
     assert max(errors[1:]) < errors[0] / 2
 
 
-def test_an_odd_run_is_named_and_not_followed():
+def test_odd_runs_are_named_and_not_followed():
     runs = [measured(c) for c in (1, 4, 16, 32, 64)]
     found = learn([*runs, replace(measured(24, off=(1.6, 1.0)), label="odd.json")], BLANK)
     assert [label for label, _ in found.odd] == ["odd.json: TPOT"]
     assert abs(float(np.log(asked(24, profile=found.profile).tpot_s / asked(24).tpot_s))) < 0.1
+    found = learn([measured(8), replace(measured(32, off=(3.0, 3.0)), label="odd.json"), measured(128)], BLANK)
+    assert {label for label, _ in found.odd} == {"odd.json: TPOT", "odd.json: TTFT"}
+    assert float(asked(64, profile=found.profile).tpot_s) == pytest.approx(float(asked(64).tpot_s), rel=0.1)
 
 
 def test_what_beats_physics_or_is_something_else_is_refused_by_name():
@@ -133,10 +123,14 @@ def test_what_beats_physics_or_is_something_else_is_refused_by_name():
     assert [x.metric for x in found.profile.lessons] == ["tpot"]
 
 
-def test_a_static_batch_teaches_too():
+def test_a_static_batch_teaches_and_copies_change_nothing():
     whole = float(asked(8).e2e_s) * 1.2
     found = learn([replace(measured(8), measured={"e2e": whole})], BLANK).profile
     assert abs(float(asked(8, profile=found).e2e_s) / whole - 1) < 0.06
+    runs = [measured(c, off=(1.1, 1.2)) for c in (1, 16, 64)]
+    once = learn(runs, BLANK).profile
+    again = learn([*reversed(runs), *(replace(run, label=f"copy of {run.label}") for run in runs)], BLANK).profile
+    assert again.lessons == once.lessons
 
 
 @pytest.mark.parametrize("more", [{"tp": 4}, {"engine": "vllm@0.12"}, {"engine": "sglang"}])
@@ -198,11 +192,6 @@ def test_no_range_is_narrower_than_runs_repeat(scatter, loads, count):
             assert float(asked(clients, profile=found).sigma_of(f"{metric}_s")) > sigma
 
 
-def test_the_more_repeats_say_it_the_more_they_are_believed():
-    said = [learn(repeats(16, 1.0, around(0.2, count)), BLANK).profile.lessons[0].scatter for count in (2, 3, 6, 30)]
-    assert (said, said[-1]) == (sorted(said), pytest.approx(0.2, rel=0.1))
-
-
 @settings(max_examples=15, deadline=None)
 @given(st.floats(0.05, 0.9), st.integers(2, 5))
 def test_repeats_that_scatter_as_runs_usually_do_change_nothing(share, count):
@@ -213,16 +202,15 @@ def test_repeats_that_scatter_as_runs_usually_do_change_nothing(share, count):
     assert float(asked(32, profile=several).tpot_s) == pytest.approx(float(asked(32, profile=once).tpot_s))
 
 
-def test_a_run_that_scatters_counts_for_less():
+def test_runs_that_scatter_count_for_less_and_one_wild_round_takes_nothing_away():
     steady, wild = (learn(repeats(16, 1.3, around(scatter)), BLANK).profile for scatter in (0.01, 0.3))
     before, after, little = (float(asked(16, profile=own).tpot_s) for own in (None, steady, wild))
     assert before < little < after
-
-
-def test_one_wild_round_of_three_takes_nothing_farther_than_the_others():
     steady, disturbed = (learn(repeats(16, 1.1, some), BLANK).profile for some in ([0.99, 1.0, 1.01], [0.99, 1.0, 2.0]))
     usual, there, wild = (float(asked(16, profile=own).tpot_s) for own in (None, steady, disturbed))
     assert usual < wild < there
+    said = [learn(repeats(16, 1.0, around(0.2, count)), BLANK).profile.lessons[0].scatter for count in (2, 3, 6, 30)]
+    assert (said, said[-1]) == (sorted(said), pytest.approx(0.2, rel=0.1))
 
 
 def test_loads_that_ran_once_scatter_as_the_others_of_their_deployment():
@@ -243,14 +231,11 @@ def test_neither_order_nor_copies_change_anything(chance: random.Random):
     assert learn(shuffled, BLANK).profile.lessons == learn(runs, BLANK).profile.lessons
 
 
-def test_a_repeat_that_no_machine_had_is_refused_and_the_others_stay():
+def test_repeats_are_of_their_deployment_and_an_impossible_one_is_refused():
     good, bad = repeats(16, 1.0, [1.0, 1.02]), repeats(16, 1e-3, [1.0])
     found = learn([*good, replace(bad[0], label="too good.json")], BLANK)
     assert any("too good.json" in why for why in found.refused)
     assert {x.repeats for x in found.profile.lessons} == {2}
-
-
-def test_other_deployments_do_not_tell_how_well_one_repeats():
     other = [replace(run, options={**run.options, "tp": 4}) for run in repeats(16, 1.0, around(0.3))]
     scatter = {run.options["tp"]: run.repeated["tpot"].scatter for run in join_repeats([*other, *repeats(16, 1.0, [1.0, 1.01])])}
     assert scatter[2] == 0.0 < scatter[4]

@@ -133,14 +133,8 @@ def test_a_result_that_says_its_deployment(tmp_path):
     assert run.options["spread"] == pytest.approx(1 / 9)
     with pytest.raises(Refusal, match=r"'x\.json': the file names h200-sxm, not b200-sxm"):
         found(tmp_path / "x.json", cluster="8xb200-sxm")
-    apart = {
-        "disagg": "true",
-        "decode_tp": 8,
-        "decode_num_workers": 1,
-        "prefill_tp": 4,
-        "prefill_num_workers": 2,
-        "num_decode_gpu": 8,
-    }
+    apart = {"disagg": "true", "decode_tp": 8, "decode_num_workers": 1, "prefill_tp": 4, "prefill_num_workers": 2}
+    apart |= {"num_decode_gpu": 8}
     run = only(file(tmp_path, "y.json", {**INFERENCEX, "dp_attention": "false", "ep": 1, **apart}), cluster="2x8xh200-sxm")
     names = ("disaggregated", "tp", "decode_workers", "prefill_tp", "prefill_workers")
     assert asked(run, *names) == (True, 8, 1, 4, 2)

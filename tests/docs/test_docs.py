@@ -27,12 +27,8 @@ import printed
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = sorted(m.name for m in pkgutil.walk_packages(commtax.__path__, "commtax.") if m.name != "commtax.__main__")
 FIGURE = re.compile(r"(?<![\w.])\d[\d,.]*\d? ?(?:%|[mµn]s|[KMG]i?B(?:/s)?|tokens/s)(?![\w/])")
-MAPS = [
-    "docs/orientation.md",
-    "docs/design.md",
-    "CONTRIBUTING.md",
-    *(f"docs/{page.name}" for page in (ROOT / "docs").glob("inside-*.md")),
-]
+MAPS = ["docs/orientation.md", "docs/design.md", "CONTRIBUTING.md"]
+MAPS += [*(f"docs/{page.name}" for page in (ROOT / "docs").glob("inside-*.md"))]
 
 
 def blocks(language):

@@ -31,42 +31,16 @@ from paths import SHARED
 from tables import tables
 
 DATA = tables(__file__)
+
 APART = DATA["apart"]
 STEP = DATA["step"]
-ROW = dict(
-    zip(
-        ("source", "model", "seq", "gpus", "gpu_type", "precision", "step_time_s", "note"),
-        ("Megatron-Bridge docs 26.02 NeMo Container", "LLAMA3_70B", "8192", "64", "GB200", "MXFP8", "9.07", "FSDP=0"),
-        strict=True,
-    )
-)
-ROW |= {"tp": "2", "pp": "4", "dp": "8", "cp": "1", "interleave": "5", "microbatch": "1", "global_batch": "256"}
+ROW = DATA["row"]
 GPUS = {"GB300": "gb300", "H100-SXM": "h100-sxm", "A100-80GB-SXM": "a100-80-sxm", "B200": "b200-sxm"}
 BLACKWELL = st.sampled_from(["8xb200-sxm", "2x4xgb200", "2x4xgb300", "8xb300-sxm"])
 OPEN_LOOP = SHARED / "open_loop"
 here = pytest.mark.skipif(not OPEN_LOOP.is_dir(), reason="the shared table of open-loop runs is not here")
 VLLM = DATA["vllm"]
-MLPERF = {
-    **VLLM,
-    "id": "mlperf-v5.1-lab",
-    "source_group": "mlperf-v5.1",
-    "gpus": "8",
-    "model": "meta-llama/Llama-2-70b-chat-hf",
-    "weights_dtype": "fp8",
-    "engine": "tensorrt-llm",
-    "engine_version": "TensorRT 10.11",
-    "tp": "2",
-    "dp": "4",
-    "kv_free_mem_frac": "0.9",
-    "max_in_flight": "",
-    "request_rate_rps": "40",
-    "num_requests": "200000",
-    "slo_ttft_ms": "2000",
-    "slo_tpot_ms": "200",
-    "input_dist": "mlperf_lengths/llama2-70b",
-    "output_dist": "mlperf_lengths/llama2-70b (reference answers)",
-    "output_mean_tokens": "290",
-}
+MLPERF = {**VLLM, **DATA["mlperf"]}
 
 
 def run(**columns):
@@ -100,13 +74,6 @@ def test_a_rows_own_columns_go_before_the_checkpoint(columns, stored, block, dty
     quant = asked["model"].quant
     assert (quant.dtype if quant else None, asked["dtype"]) == (stored, dtype)
     assert block is None or quant.block == block
-
-
-def test_what_is_not_known_is_refused_and_a_cache_is_as_the_row_says():
-    with pytest.raises(ValueError, match="base7"):
-        question(run(moe_quant_mode="base7"))
-    assert question(run(kv_cache_dtype="fp8_e4m3"))["kv_dtype"] == "fp8"
-    assert question(run(backend="trtllm", model_path="Qwen/Qwen3-32B", gemm_quant_mode="fp8"))["kv_dtype"] == "fp8"
 
 
 @given(st.lists(st.tuples(st.integers(1, 100_000), st.integers(1, 9)), min_size=1, max_size=5, unique_by=lambda part: part[0]))
@@ -146,7 +113,7 @@ def test_v3_is_launched_as_r1(system, engine, clients):
     assert system != "b300_sxm" or one["kv_dtype"] == "fp8", "B300's scripts are B200's"
 
 
-def test_workers_have_their_gpus():
+def test_workers_have_their_gpus_and_the_engines_version():
     asked = question(run(**APART))
     assert (asked["prefill_tp"], asked["prefill_dp"], asked["prefill_workers"], asked["decode_workers"]) == (1, 8, 2, 1)
     assert (asked["tp"], asked["dp"], asked["ep"], asked["concurrency"]) == (1, 32, 32, 2048)
@@ -155,13 +122,14 @@ def test_workers_have_their_gpus():
     assert cut["ep"] == 32, "ranks with requests of their own hold no whole experts each"
     with pytest.raises(ValueError, match="how many workers"):
         question(run(**{**APART, "prefill_num_workers": ""}))
-
-
-def test_a_runtimes_version_is_not_the_engines():
     image = "nvcr.io/nvidia/ai-dynamo/tensorrtllm-runtime:0.8.1.post2"
     source = f"db-dump/2026-04-27; silicon_concurrency=2048; measured=2026-02-05; {image}"
     asked = question(run(**{**APART, "backend_version": "0.8.1.post2", "silicon_data_source": source}))
     assert asked["engine"].version.startswith("1.2")
+    with pytest.raises(ValueError, match="base7"):
+        question(run(moe_quant_mode="base7"))
+    assert question(run(kv_cache_dtype="fp8_e4m3"))["kv_dtype"] == "fp8"
+    assert question(run(backend="trtllm", model_path="Qwen/Qwen3-32B", gemm_quant_mode="fp8"))["kv_dtype"] == "fp8"
 
 
 @pytest.mark.parametrize(("columns", "says"), DATA["runs_that_may_have_drafted_are_told_by_rule"])
@@ -258,14 +226,11 @@ def test_gpus_are_known_by_any_spelling(gpu, chip):
     assert training.cluster_of({**ROW, "gpu_type": gpu}).chip.key == chip
 
 
-def test_a_row_says_what_was_run():
+def test_a_row_says_what_was_run_and_models_stand_in_the_row_above():
     asked = training.row_questions([ROW])[0]
     run = asked.question
     assert (run["engine"], run["dtype"], run["zero"], run["chunks"]) == ("megatron-bridge@26.04", "mxfp8", 1, 5)
     assert asked.entries[0].measured == 9.07
-
-
-def test_cells_that_say_nothing_and_models_of_the_row_above():
     bare = {**ROW, "dp": "n/a", "interleave": "N/A", "model": "DeepSeekV3", "tp": "1", "ep": "64", "seq": "4096"}
     rows = training.whole_rows([bare, {**bare, "model": "tokendrop"}])
     assert ([row["model"] for row in rows], training.sizes_of(rows[0])["dp"]) == (["DeepSeekV3", "DeepSeekV3"], 16)
@@ -326,7 +291,7 @@ def test_more_overlap_is_never_slower(place, order, model):
     assert all(after <= before * (1 + 1e-9) for before, after in pairwise(times))
 
 
-def test_experts_on_neighbouring_ranks_are_whole():
+def test_experts_on_neighbouring_ranks_are_whole_and_other_ways_to_them_are_refused():
     """Megatron-Bridge cuts no expert: over tp 2 they lie on twice as many ranks, and compute as much."""
     asked = {"pp": 1, "dp": 4, "tp": 2, "batch": 4, "context": 4096, "dtype": "bf16", "sequence_parallel": True}
     both = [
@@ -335,6 +300,8 @@ def test_experts_on_neighbouring_ranks_are_whole():
     ]
     flops = [sum(float(x.flops * x.item.count) for x in b.lines if x.item.part == "experts" and x.kind == "compute") for b in both]
     assert flops[0] == pytest.approx(flops[1])
+    with pytest.raises(ValueError, match="all_to_all"):
+        commtax.train_bill("qwen3-30b-a3b", "8xh100-sxm", dp=8, ep=8, batch=1, engine="torchtitan", ep_backend="deepep")
 
 
 def test_a_token_goes_once_to_a_rank_and_a_host():
@@ -356,11 +323,6 @@ def test_hosts_wait_for_many_experts_and_few_tokens():
         return sum(float(x.total_s) for x in lines if x.kind == "host")
 
     assert waits(1) > waits(4) > waits(8) > waits(1, "26.06") == 0
-
-
-def test_an_unknown_way_to_experts_is_refused():
-    with pytest.raises(ValueError, match="all_to_all"):
-        commtax.train_bill("qwen3-30b-a3b", "8xh100-sxm", dp=8, ep=8, batch=1, engine="torchtitan", ep_backend="deepep")
 
 
 def test_up_projections_are_recomputed():
@@ -399,15 +361,12 @@ def test_every_row_of_the_larger_tables_is_read(name, least):
     assert f"open_loop/{name}" in {table.name for table in folder_tables(OPEN_LOOP.parent, "open_loop_runs")}
 
 
-def test_what_a_row_says():
+def test_a_row_of_one_or_of_several_replicas_says_its_server():
     run = run_of(VLLM)
     assert run.server == open_loop.ReplicaSettings("qwen3-14b", "1xh100-sxm", "vllm@0.23.0", max_num_seqs=256)
     assert (run.replicas, run.load.request_rate, run.load.burstiness, run.load.in_flight) == (1, 4.0, 1.0, 256.0)
     assert (run.load.num_requests, run.load.warmup, run.load.unique_prompts) == (200, 0, 0)
     assert (run.load.outputs.kind, run.load.outputs.mean) == ("constant", 128.0)
-
-
-def test_one_replica_has_its_share():
     run = run_of(MLPERF)
     assert (run.server.cluster, run.server.engine, run.server.kv_dtype) == ("2xh100-sxm", "trtllm-mlperf@5.1", "fp8")
     assert run.server.in_process
@@ -424,16 +383,15 @@ def test_a_submission_may_run_the_software_of_an_older_round(version, entered, e
     assert run_of(row).server.engine == engine
 
 
-def test_context_and_generation_workers_are_known_by_their_settings():
+def test_workers_of_contexts_and_spread_experts_are_known_by_their_settings():
     note = "config (name+qps match): closed/NVIDIA/configs/GB300-NVL72_GB300-288GB_aarch64x72/Server/llama2-70b.py"
     (asked,) = open_loop.read([{**MLPERF, "note": note}], None)
     assert asked.question is None
     assert "disaggregated" in asked.entries[0].skipped
-
-
-def test_latent_attention_with_spread_experts_is_whole_on_each_gpu():
     server = run_of({**MLPERF, "model": "deepseek-ai/DeepSeek-R1", "weights_dtype": "fp4", "tp": "8", "dp": "", "ep": "8"}).server
     assert (server.tp, server.dp, server.ep, server.cluster, server.dtype) == (1, 8, 8, "8xh100-sxm", "nvfp4")
+    assert run_of({**VLLM, "chip": "gh200"}).server.cluster == "1xgh200-96"
+    assert run_of({**VLLM, "chip": "gh200", "experiment": "lab/GH200-144GB_aarch64x1"}).server.cluster == "1xgh200-144"
 
 
 def test_prompts_that_repeat_are_cached_from_the_second_stage_on():
@@ -452,23 +410,20 @@ def test_what_is_left_out_says_why(changed, reason):
     assert all(reason in entry.skipped and not entry.sound for entry in asked.entries)
 
 
-def test_figures_are_seconds_and_verdicts_are_yes_or_no():
+def test_figures_are_seconds_and_survivors_tell_none():
     (asked,) = open_loop.read([{**MLPERF, "ttft_p99_ms": "2500", "itl_p50_ms": "0", "queue_p99_ms": "1e400"}], None)
     measured = {entry.kind: entry.measured for entry in asked.entries if not entry.skipped}
     times = {"ttft_mean": 0.0725, "tpot_mean": 0.0136, "e2e_p99": 2.092, "ttft_p99": 2.5}
     assert measured == times | {"overloaded": 1.0, "holds_slo": 0.0, "holds_slo_at_1.5x": 0.0}
     assert {entry.kind for entry in asked.entries if entry.skipped} == {"itl_p50", "queue_p99"}
+    (asked,) = open_loop.read([{**VLLM, "num_failed": "40"}], None)
+    assert {entry.kind for entry in asked.entries if not entry.skipped} == {"overloaded"}
+    assert asked.question
 
 
 @pytest.mark.parametrize(("changed", "piled_up"), DATA["who_is_overloaded"])
 def test_who_is_overloaded(changed, piled_up):
     assert open_loop.is_overloaded({**VLLM, **changed}) is piled_up
-
-
-def test_survivors_tell_nothing_of_times():
-    (asked,) = open_loop.read([{**VLLM, "num_failed": "40"}], None)
-    assert {entry.kind for entry in asked.entries if not entry.skipped} == {"overloaded"}
-    assert asked.question
 
 
 def test_fitted_runs_are_told_apart():
@@ -483,11 +438,6 @@ def test_fitted_runs_are_told_apart():
 @pytest.mark.parametrize(("name", "key"), DATA["models_by_the_names_that_runs_use"])
 def test_models_by_the_names_that_runs_use(name, key):
     assert run_of({**VLLM, "model": name}).server.model == key
-
-
-def test_a_superchip_has_the_memory_that_its_system_is_named_by():
-    assert run_of({**VLLM, "chip": "gh200"}).server.cluster == "1xgh200-96"
-    assert run_of({**VLLM, "chip": "gh200", "experiment": "lab/GH200-144GB_aarch64x1"}).server.cluster == "1xgh200-144"
 
 
 @given(st.lists(st.floats(20, 5000), min_size=2, max_size=60), st.floats(0.5, 2))
@@ -517,18 +467,11 @@ def test_lengths_come_from_the_folder_else_from_the_catalogue_else_from_figures(
     assert inputs.sigma > 0
 
 
-def table_in(folder, *rows):
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    with (folder / "open_loop_runs.csv").open("w", newline="") as file:
-        lines = csv.DictWriter(file, columns, restval="")
-        lines.writeheader()
-        lines.writerows(rows)
-
-
 def test_one_output_row_for_each_row_and_figure(tmp_path):
     (tmp_path / "open_loop").mkdir()
     small = {**MLPERF, "num_requests": "400", "request_rate_rps": "8"}
-    table_in(tmp_path / "open_loop", VLLM, {**VLLM, "tp": ""}, small, {**small, "id": "again", "tpot_mean_ms": ""})
+    rows = [VLLM, {**VLLM, "tp": ""}, small, {**small, "id": "again", "tpot_mean_ms": ""}]
+    write(tmp_path / "open_loop" / "open_loop_runs.csv", rows)
     report = check(tmp_path, only="open_loop_runs", rows_to=tmp_path / "out.csv")
     with (tmp_path / "out.csv").open(newline="") as file:
         out = list(csv.DictReader(file))
@@ -544,19 +487,13 @@ def test_one_output_row_for_each_row_and_figure(tmp_path):
     assert share_unpriced(report.records) == (0.0, 4)
 
 
-def test_processes_give_what_one_gives():
+def test_a_run_that_cannot_be_gives_its_reason_and_processes_give_what_one_gives():
     runs = [run_of({**VLLM, "request_rate_rps": str(rate), "num_requests": "60"}) for rate in range(1, 7)]
     jobs = [ScoringJob(run, ("ttft_p99", "tpot_mean", "overloaded")) for run in runs]
     assert score_runs(jobs) == [score(job) for job in jobs]
-
-
-def test_a_run_that_cannot_be_gives_its_reason():
     run = run_of(VLLM)
     wrong = replace(run, server=replace(run.server, tp=3, cluster="3xh100-sxm"))
     assert "tp=3" in score(ScoringJob(wrong, ("ttft_mean",)))
-
-
-def test_an_engine_without_front_end_has_none():
     served, called = (
         question_of(run_of(VLLM)).engine.host,
         question_of(run_of({**VLLM, "source_group": "llmservingsim"})).engine.host,

@@ -74,15 +74,8 @@ def table_of(tmp_path, *rows):
 
 def scored(before, after, figure="step_s", **changes):
     cells = dict.fromkeys(("id", "technique", "engine", "model", "chip", "plan", "workload"), "x")
-    known = {
-        "kind": "op",
-        "confidence": "high",
-        "metric": "us per op",
-        "source": FREE,
-        "lower": True,
-        "baseline": 20.0,
-        "value": 10.0,
-    }
+    known = {"kind": "op", "confidence": "high", "metric": "us per op", "source": FREE, "lower": True, "baseline": 20.0}
+    known |= {"value": 10.0}
     reading = TechniqueReading("x", "step", "8xh100-sxm", figure=figure, both={"batch": 8})
     return ScoredTechnique(TechniqueRow(**cells | known | changes), reading, before, after)
 
@@ -96,10 +89,15 @@ def test_every_row_has_a_reading_or_what_it_lacks():
     assert all(math.isnan(one.value) == one.held for one in rows)
 
 
-def test_a_row_is_read_or_refused_but_never_both():
+def test_a_row_is_read_or_refused_and_known_figures_are_told_apart():
     readings = technique_readings()
     assert not set(readings.by_row) & set(readings.refused)
     assert {kind in readings.bars.factor for kind in READ_KINDS} == {True}
+    asked = technique_readings().by_row
+    assert not asked["T012"].unseen
+    assert not asked["T061"].unseen
+    assert asked["T061"].seen
+    assert asked["T284"].unseen
 
 
 def first_rows():
@@ -156,10 +154,16 @@ def test_signs_agree_as_their_inverses_do(predicted, published, near):
         assert (predicted > 1) == (published > 1)
 
 
-def test_nothing_gained_is_not_the_sign_of_a_loss():
+def test_signs_and_shares_count_what_is_known_and_each_source_once():
     assert not same_sign(1.0, 0.8, 0.03)
     assert not same_sign(1.0, 1.2, 0.03)
     assert same_sign(1.0, 1.02, 0.03)
+    assert scored(2.0, 1.0).scored
+    assert not scored(2.0, 1.0, value=math.nan).scored
+    assert share_right([scored(2.0, 1.0, value=math.nan)], lambda _: True).rows == 0
+    rows = [scored(2.0, 1.0), scored(2.0, 1.0), scored(1.0, 2.0), scored(1.0, 2.0, source=HELD)]
+    found = share_right(rows, lambda one: one.predicted > 1)
+    assert ((found.right, found.rows, found.share), found.by_source) == ((2, 4, 0.5), pytest.approx((2 / 3 + 0) / 2))
 
 
 @given(RATIOS, RATIOS, st.floats(1.0, 2.0))
@@ -168,28 +172,13 @@ def test_a_factor_counts_to_either_side(predicted, published, factor):
     assert within_factor(predicted, predicted, factor)
 
 
-def test_shares_by_source_count_each_source_once():
-    rows = [scored(2.0, 1.0), scored(2.0, 1.0), scored(1.0, 2.0), scored(1.0, 2.0, source=HELD)]
-    found = share_right(rows, lambda one: one.predicted > 1)
-    assert ((found.right, found.rows, found.share), found.by_source) == ((2, 4, 0.5), pytest.approx((2 / 3 + 0) / 2))
-
-
-def test_rows_without_figures_are_not_scored():
-    assert scored(2.0, 1.0).scored
-    assert not scored(2.0, 1.0, value=math.nan).scored
-    assert share_right([scored(2.0, 1.0, value=math.nan)], lambda _: True).rows == 0
-
-
 @each("speedups, at", [([0.5, 2.0], 2.0), ([2.0, 0.5], 2.0), ([0.5, 0.8], math.nan)])
 def test_a_flip_lies_where_the_speedup_passes_one(speedups, at):
     assert crossing([1, 4], speedups) == pytest.approx(at, nan_ok=True)
 
 
-def test_of_several_flips_the_nearest_to_the_published_one_counts():
+def test_of_several_flips_the_nearest_counts_and_rows_are_right_where_both_flip_near():
     assert crossing([1, 4, 16], [0.5, 2.0, 0.5], near=9.0) == pytest.approx(8.0)
-
-
-def test_rows_are_on_the_right_side_where_both_flip_near_each_other():
     group = FlipGroup("x", ("a", "b"), ("batch",))
     assert ScoredFlip(group, (32, 256), (0.7, 1.3), (1.1, 1.4), 100.0, 60.0).right(0.03, 2.0) == [True, True]
     assert ScoredFlip(group, (32, 256), (0.7, 1.3), (1.1, 1.4), 100.0, 20.0).right(0.03, 2.0) == [False, True]
@@ -223,14 +212,6 @@ def test_a_dispatch_to_as_many_ranks_as_experts_takes_what_was_published(name, u
     assert predict_technique(technique_readings().by_row[name]) == pytest.approx([x * 1e-6 for x in us], rel=0.08)
 
 
-def test_rows_whose_figures_constants_know_are_told_apart():
-    asked = technique_readings().by_row
-    assert not asked["T012"].unseen
-    assert not asked["T061"].unseen
-    assert asked["T061"].seen
-    assert asked["T284"].unseen
-
-
 def drawn(sources, slope, effects=(0.1, 0.2, 0.4)):
     return [TechniqueMiss(f"s{i}", "others", slope * (i + 1) / sources * x, x) for i in range(sources) for x in effects]
 
@@ -244,14 +225,11 @@ def test_a_range_of_misses_holds_its_share_of_sources_and_little_more(sources, s
     assert width(0.4, found.least, found.share) <= 0.4 * slope * (0.8 + 1 / sources) + 0.05
 
 
-def test_a_source_counts_once_however_many_rows_it_has():
+def test_sources_count_once_and_are_judged_by_ranges_that_they_did_not_teach():
     rows = [TechniqueMiss("many", "others", 0.0, 0.1)] * 90 + [TechniqueMiss(f"s{i}", "others", 0.08, 0.1) for i in range(4)]
     found = fit_misses(rows)
     assert width(0.1, found.least, found.share) >= 0.08
     assert covered_share(rows, MissRange(0.03, 0.0)) == pytest.approx(0.2)
-
-
-def test_sources_are_judged_by_ranges_that_they_did_not_teach():
     alone = [TechniqueMiss("far", "others", 0.5, 0.1), *(TechniqueMiss(f"s{i}", "others", 0.02, 0.1) for i in range(3))]
     assert left_out(alone).coverage == pytest.approx(0.75)
 

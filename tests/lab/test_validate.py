@@ -129,7 +129,7 @@ def test_fitted_rows_are_told_apart(shipped):
     assert not np.any(r.fitted[r.system == "AWS p5.48xlarge (AWS Batch)"])
 
 
-def test_splits_by_hand():
+def test_splits_and_questions_of_collectives_by_hand():
     assert even_power(2**20)
     assert not even_power(2**19)
     assert sweep.is_fitted({"kind": "step", "model": "llama-3.1-8b"})
@@ -137,6 +137,13 @@ def test_splits_by_hand():
     assert is_fitted({"source": "mosaicml/llm-foundry", "gpus": "64", "precision": "amp_bf16"})
     assert not is_fitted({"source": "mosaicml/llm-foundry", "gpus": "128", "precision": "amp_bf16"})
     assert not is_fitted({"source": "mosaicml/llm-foundry", "gpus": "8", "precision": "amp_fp8"})
+    row = {"gpu": "A100 80GB SXM", "system": "AWS p4de.24xlarge x2", "nodes": "2", "gpus": "16", "library": "NCCL"}
+    row |= {"op": "all_reduce"}
+    asked = question(row)
+    assert (asked.cluster.inter.key, asked.cluster.nics_per_host, asked.inside, asked.ranks) == ("efa-100", 4, 8, 16)
+    assert question({**row, "library": "vLLM custom AR 1-stage", "nodes": "1", "gpus": "8"}).algorithm == "one-shot"
+    with pytest.raises(Refusal, match="two ranks"):
+        question({**row, "gpus": "1", "nodes": "1"})
 
 
 def test_json_from_the_command():
@@ -258,22 +265,6 @@ def test_figures_by_hand(shipped):
     assert (f.n, f.median_ape) == (50, pytest.approx(float(np.median(np.abs(some.predicted / some.measured - 1)))))
     assert f.bias == pytest.approx(float(np.exp(np.mean(np.log(some.predicted / some.measured))) - 1))
     assert f.covered == pytest.approx(float(np.mean((some.low <= some.measured) & (some.measured <= some.high))))
-
-
-def test_questions_of_collectives():
-    row = {
-        "gpu": "A100 80GB SXM",
-        "system": "AWS p4de.24xlarge x2",
-        "nodes": "2",
-        "gpus": "16",
-        "library": "NCCL",
-        "op": "all_reduce",
-    }
-    asked = question(row)
-    assert (asked.cluster.inter.key, asked.cluster.nics_per_host, asked.inside, asked.ranks) == ("efa-100", 4, 8, 16)
-    assert question({**row, "library": "vLLM custom AR 1-stage", "nodes": "1", "gpus": "8"}).algorithm == "one-shot"
-    with pytest.raises(Refusal, match="two ranks"):
-        question({**row, "gpus": "1", "nodes": "1"})
 
 
 def test_ranges_of_collectives_come_from_residuals():

@@ -72,17 +72,19 @@ def test_kernels_tell_their_chip_and_engine_by_file_or_folder(tmp_path, path, ch
     assert set(found.chip) == {chip}
 
 
-def test_kernels_tell_their_chip_by_a_column(tmp_path):
-    rows = [
-        ["NVIDIA H200", *PRODUCTS[0]],
-        ["rtx_pro_6000_server", *PRODUCTS[0]],
-        ["abacus", *PRODUCTS[0]],
-        ["NVIDIA H200", *PRODUCTS[1]],
-    ]
+def test_kernels_tell_their_chip_by_a_column_and_bounds_without_rows_say_why(tmp_path):
+    rows = [["NVIDIA H200", *PRODUCTS[0]], ["rtx_pro_6000_server", *PRODUCTS[0]], ["abacus", *PRODUCTS[0]]]
+    rows += [["NVIDIA H200", *PRODUCTS[1]]]
     write(tmp_path / "times.csv", rows, ["device", *GEMM])
     found = only_records(tmp_path)
     assert (found.chip.tolist(), found.row.tolist()) == (["h200-sxm", "h200-sxm", "rtx-pro-6000-server", ""], [0, 3, 1, 2])
     assert "abacus" in found.skipped[-1]
+    write(tmp_path / "h200_sxm_gemm.csv", PRODUCTS, GEMM)
+    bounds = {b.name: b for b in check(tmp_path).bounds}
+    assert "our own sweep" in bounds["GEMM bf16 on H200, m <= 256: median"].why
+    assert bounds["serving, dense: median of TPOT"].why == "no tested row has kind tpot"
+    assert bounds["GEMM of engines' tables, bf16: median"].n == 2
+    assert all(b.why for b in bounds.values() if b.ok is None)
 
 
 def test_a_row_is_fitted_whatever_its_file_is_called(tmp_path):
@@ -107,15 +109,6 @@ def test_a_folder_is_read_whole(tmp_path):
     assert sorted(report.files) == ["deep/er/anything.csv.gz", "kernels_other/h100_sxm_gemm.csv", "serving_runs_more.csv"]
     assert sorted(check(tmp_path).files) == sorted(report.files)  # what was written is no table
     assert "mean_tpot_ms" in headers(tmp_path)
-
-
-def test_bounds_without_rows_say_why(tmp_path):
-    write(tmp_path / "h200_sxm_gemm.csv", PRODUCTS, GEMM)
-    bounds = {b.name: b for b in check(tmp_path).bounds}
-    assert "our own sweep" in bounds["GEMM bf16 on H200, m <= 256: median"].why
-    assert bounds["serving, dense: median of TPOT"].why == "no tested row has kind tpot"
-    assert bounds["GEMM of engines' tables, bf16: median"].n == 2
-    assert all(b.why for b in bounds.values() if b.ok is None)
 
 
 @each(("column", "kind", "unit", "per_gpu", "middle"), DATA["columns_say_what_they_measure"])
@@ -145,14 +138,8 @@ def test_every_metric_is_what_the_closed_loop_gives(tmp_path):
 
 
 def test_closed_loops_of_inference_runs_have_every_metric(tmp_path):
-    one = {
-        "framework": "SGLang 0.5",
-        "model": "Llama-3.1-8B",
-        "gpu": "NVIDIA H100 80GB HBM3",
-        "isl": "512",
-        "osl": "128",
-        "tp": "2",
-    }
+    one = {"framework": "SGLang 0.5", "model": "Llama-3.1-8B", "gpu": "NVIDIA H100 80GB HBM3", "isl": "512", "osl": "128"}
+    one |= {"tp": "2"}
     one |= {"batch": "32", "batch_kind": "closed loop of clients", "value": "9"}
     told = {"request_throughput": "req/s", "total_token_throughput": "tok/s/gpu", "mean_e2el": "s", "mean_itl": "ms"}
     write(tmp_path / "a.csv", [{**one, "metric": metric, "unit": unit} for metric, unit in told.items()])
@@ -163,13 +150,10 @@ def test_closed_loops_of_inference_runs_have_every_metric(tmp_path):
     assert found.predicted[0] == pytest.approx(32 / found.predicted[2])
 
 
-def test_a_figure_of_one_gpu_counts_for_all(tmp_path):
+def test_a_figure_of_one_gpu_counts_for_all_and_a_server_without_clients_is_full(tmp_path):
     write(tmp_path / "a.csv", [{**RUN, "tput_per_gpu": "5000"}])
     (measured,) = only_records(tmp_path).measured
     assert measured == 10_000
-
-
-def test_a_server_without_a_number_of_clients_is_full(tmp_path):
     write(
         tmp_path / "a.csv",
         [{**RUN, "batch_size": "", "output_throughput": "9000", "mean_ttft_ms": "50"}, {**RUN, "batch_size": ""}],

@@ -169,6 +169,12 @@ def test_hosts_of_one_server_are_not_servers():
     words[-1] = "2"
     found = parse(deployment({"command": words}, kind="StatefulSet", replicas="2"))
     assert (found.servers.count, found.place.nnodes) == (1, 2)
+    found = parse(
+        "kind: InferenceService\nspec:\n  predictor:\n    model:\n      modelFormat: {name: huggingface}\n"
+        f"      args: [--model_name=a, --model_id={MODEL}]\n      resources: {{limits: {{nvidia.com/gpu: '4'}}}}\n"
+        "    workerSpec: {pipelineParallelSize: 2, tensorParallelSize: 4}\n"
+    )
+    assert (found.model, found.options, found.place.nnodes, found.notes) == (MODEL, {"tp": 4, "pp": 2}, 2, ())
 
 
 def test_sums_of_the_shell_and_files_of_a_config_map():
@@ -196,7 +202,7 @@ def test_of_several_models_one_is_taken_and_the_others_are_named(tmp_path):
     assert (lost.returncode, "small, large" in lost.stderr) == (2, True)
 
 
-def test_gpus_that_no_plan_uses_are_said():
+def test_gpus_that_no_plan_uses_and_settings_alone_are_said():
     found = parse(
         deployment({"image": "vllm/vllm-openai", "args": ["--model", MODEL], "resources": {"limits": {"nvidia.com/gpu": "8"}}})
     )
@@ -204,21 +210,9 @@ def test_gpus_that_no_plan_uses_are_said():
     two = deployment({"image": "vllm/vllm-openai", "args": ["--model", MODEL, "--foo", "1"]})
     opaque = deployment({"image": "own/thing", "command": ["/run.sh"], "resources": {"limits": {"amd.com/gpu": "8"}}})
     assert parse(two + "\n" + opaque).unread == ("--foo 1", "what starts a on 8 GPUs")
-
-
-def test_settings_alone_are_taken_for_vllm_and_it_is_said():
     found = parse(f"# of vllm serve --config\nmodel: {MODEL}\ntensor-parallel-size: 4\nmax-model-len: 8192\nenforce-eager: true\n")
     assert (found.model, found.options) == (MODEL, {"tp": 4, "max_model_len": 8192, "eager": True})
     assert [note.code for note in found.notes] == ["assumed engine"]
-
-
-def test_a_kserve_predictor_of_several_hosts():
-    found = parse(
-        "kind: InferenceService\nspec:\n  predictor:\n    model:\n      modelFormat: {name: huggingface}\n"
-        f"      args: [--model_name=a, --model_id={MODEL}]\n      resources: {{limits: {{nvidia.com/gpu: '4'}}}}\n"
-        "    workerSpec: {pipelineParallelSize: 2, tensorParallelSize: 4}\n"
-    )
-    assert (found.model, found.options, found.place.nnodes, found.notes) == (MODEL, {"tp": 4, "pp": 2}, 2, ())
 
 
 @given(st.dictionaries(KEYS, TREES, min_size=1, max_size=5))
@@ -241,7 +235,7 @@ def test_hosts_of_a_training_job_are_one_job(groups):
     assert (read.servers.count, read.options["tp"], read.options["dp"]) == (1, 8, 4)
 
 
-def test_servers_that_do_not_start_as_pasted_end_alike_in_fit_and_simulate():
+def test_servers_that_do_not_start_as_pasted_end_alike_and_racks_keep_their_names():
     """The chart uses all 8 GPUs, so none idles beside the server for prompts that ``fit`` looks at."""
     words = ("--from", str(Path(__file__).parents[2] / "examples" / "deployments" / "llm-d-values.yaml"), "-c", "8xh100")
     fit, closed = run_here("fit", *words), run_here("simulate", *words, "--concurrency", "4")
@@ -249,9 +243,6 @@ def test_servers_that_do_not_start_as_pasted_end_alike_in_fit_and_simulate():
     assert (fit.returncode, closed.returncode, timed.returncode) == (1, 1, 1)
     assert "GPUs idle" not in fit.stdout
     assert closed.stdout.startswith("vLLM would not start")
-
-
-def test_a_rack_keeps_its_name_where_a_command_is_pasted():
     done = run_here("fit", "--from", "vllm serve meta-llama/Llama-3.1-8B -tp 4", "-c", "gb200-nvl72")
     assert " on gb200-nvl72 (72 GPUs" in done.stdout
     assert "as the command needs it" not in done.stdout
@@ -427,7 +418,7 @@ def test_a_plan_goes_to_a_file_and_comes_back(tmp_path):
     assert (strange.returncode, "kubernetes, dynamo, llm-d, compose, slurm" in strange.stderr) == (2, True)
 
 
-def test_llm_d_comes_with_its_scheduler_and_what_installs_both():
+def test_llm_d_and_routers_come_with_what_stands_before_two_pools():
     found = emitted("llm-d", "vllm", copies=2, prompts=3, tp=4, prefill_tp=2, disaggregated=True)
     values, router = yaml.safe_load(found["launch"]), yaml.safe_load(found["router"])
     label = router["inferencePool"]["modelServers"]["matchLabels"]
@@ -437,10 +428,6 @@ def test_llm_d_comes_with_its_scheduler_and_what_installs_both():
     known = {plugin["type"] for plugin in chosen["plugins"]}
     assert {ref["pluginRef"] for profile in chosen["schedulingProfiles"] for ref in profile["plugins"]} <= known
     assert found["install"].count("helm install") == 2
-
-
-def test_a_router_of_the_engine_stands_before_two_pools():
-    """No toy of a repository: programs that are released, by the names of their packages."""
     for engine, program in (("vllm", "vllm-router"), ("sglang", "sglang_router.launch_router")):
         text = emitted("slurm", engine, copies=2, prompts=3, tp=4, prefill_tp=2, disaggregated=True)["launch"]
         ((_, words),) = [call for call in calls(text) if call[0] == program]

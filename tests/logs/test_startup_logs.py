@@ -180,12 +180,8 @@ def test_more_of_an_error_and_of_its_launcher():
     assert "for want of memory" in crashes.find(KILLED.splitlines()).error
     assert crashes.find(CAUSED.splitlines()).then.startswith("torch._inductor.exc.InductorError")
     ended = "E0323 21:57:08.583000 23 elastic/x.py:869] failed (exitcode: 1) local_rank: 0 (pid: 88) of binary: python"
-    lines = [
-        ended,
-        "Traceback (most recent call last):",
-        '  File "/opt/bin/torchrun", line 10, in <module>',
-        "    sys.exit(main())",
-    ]
+    lines = [ended, "Traceback (most recent call last):", '  File "/opt/bin/torchrun", line 10, in <module>']
+    lines += ["    sys.exit(main())"]
     said = "local rank 0 exited with 1 (failed (exitcode: 1) local_rank: 0), and its own error is not in this text"
     assert crashes.find(lines).sentence == said
     assert crashes.find([*lines[:1], *(f"step {i}" for i in range(40))]) is None  # it was started again
@@ -370,12 +366,8 @@ def test_a_process_that_failed_without_its_error(name, tmp_path):
 @given(st.integers(61, 300))
 def test_what_was_met_long_before_did_not_lead_to_the_end(quiet):
     early = ["Traceback (most recent call last):", '  File "/x/a.py", line 3, in f', "ImportError: no flash_attn"]
-    late = [
-        "Traceback (most recent call last):",
-        '  File "/x/b.py", line 9, in g',
-        "ValueError: too long",
-        "EngineCore failed to start.",
-    ]
+    late = ["Traceback (most recent call last):", '  File "/x/b.py", line 9, in g', "ValueError: too long"]
+    late += ["EngineCore failed to start."]
     assert crashes.find([*early, *["INFO all is well"] * quiet, *late]).error == "ValueError: too long"
 
 

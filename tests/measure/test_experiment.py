@@ -193,15 +193,6 @@ def test_traced_steps_are_named_for_the_reader(checkpoint, tmp_path):
     assert [s.phase for s in kineto.read(file).steps] == 2 * ["prefill", *4 * ["decode"]]
 
 
-def test_lengths_and_arrivals():
-    run = StudyRun("serve", 1, 0, 100, 50, 300, 4.0)
-    found = recipe.lengths(run, "")
-    assert all(50 <= i <= 150 and 25 <= o <= 75 for i, o in found)
-    assert found == recipe.lengths(run, "")
-    times = recipe.arrivals(run)
-    assert (times, times[-1] / 299) == (sorted(times), pytest.approx(0.25, rel=0.2))
-
-
 def test_a_dataset_in_sharegpts_form(tmp_path):
     talk = [{"from": "human", "value": "x" * 400}, {"from": "gpt", "value": "y" * 80}]
     file = put(tmp_path, "talks.json", json.dumps([{"id": "1", "conversations": talk}, {"id": "2", "conversations": talk[:1]}]))
@@ -254,7 +245,7 @@ def words_of(found):
     return " / ".join(f"{f['what']}: {f['why']}" for f in found["flags"])
 
 
-def test_the_published_study_is_flagged():
+def test_the_published_study_is_flagged_and_a_real_gain_is_not():
     found = analyse(FACTS, published(), PRICES)
     text = words_of(found)
     assert not lacking(text, "TP=2: TP was probably not applied", "serving differs (7.22 and 5.13 ms a token)")
@@ -262,15 +253,9 @@ def test_the_published_study_is_flagged():
     found["answers"] = answers(found)
     assert "TP was probably not applied" in markdown([found], [])
     assert found["crossover"][0]["batch"] is None
-
-
-def test_a_real_gain_is_not_flagged():
     found = analyse(FACTS, published(speedup=1.4), PRICES)
     assert "probably not applied" not in words_of(found)
     assert found["crossover"][0]["batch"] == 1
-
-
-def test_equal_times_with_a_log_that_proves_the_degree_are_told_differently():
     proved = [(run, {**x, "applied": {"ok": True, "found": "2 ranks"}}) for run, x in published()]
     text = words_of(analyse(FACTS, proved, PRICES))
     assert "equals TP=1 within noise" in text
@@ -310,11 +295,7 @@ def test_miscounted_all_reduces_and_growing_queues_and_noise_are_flagged():
     assert link["inside_share"] == pytest.approx(8192 / 9e-6 / 450e9)
 
 
-def test_spread_leaves_out_extremes_of_five():
-    assert (spread([1.0, 10.0, 10.0, 10.0, 100.0]), spread([5.0])) == (0.0, 0.0)
-
-
-def test_runs_are_named_apart():
+def test_runs_are_named_apart_and_spread_leaves_out_extremes():
     for chosen in (recipe.recipe("tp-study", quick=False), recipe.recipe("tp-study", quick=True)):
         names = [
             run.name for run in recipe.runs(chosen, (1, 2, 4), ("latency", "first", "batch", "profile", "serve", "throughput"))
@@ -323,6 +304,13 @@ def test_runs_are_named_apart():
     full = recipe.recipe("tp-study", quick=False)
     assert (full.latency, (full.num_prompts, full.rate_per_s)) == (((512, 128, 20), (2048, 32, 10)), (200, 4.0))
     assert set(full.batches) == {1, 4, 8, 16, 32, 64}
+    assert (spread([1.0, 10.0, 10.0, 10.0, 100.0]), spread([5.0])) == (0.0, 0.0)
+    run = StudyRun("serve", 1, 0, 100, 50, 300, 4.0)
+    found = recipe.lengths(run, "")
+    assert all(50 <= i <= 150 and 25 <= o <= 75 for i, o in found)
+    assert found == recipe.lengths(run, "")
+    times = recipe.arrivals(run)
+    assert (times, times[-1] / 299) == (sorted(times), pytest.approx(0.25, rel=0.2))
 
 
 # --- counters ---------------------------------------------------------------------------------------------------------------

@@ -163,14 +163,11 @@ def test_one_rank_sends_nothing(checkpoints):
         assert not any(run.decode_sent)
 
 
-def test_a_broken_shard_is_caught(two):
+def test_slow_and_broken_ranks_are_caught(two):
     broken = two[4]
     assert broken["collectives"]["equal"], "it sends what it should"
     assert not broken["logits_equal"]
     assert not is_reconciled(broken)
-
-
-def test_a_slow_rank_is_named(two):
     assert two[5]["tp"]["slowest_rank"] == 1
     assert two[5]["collectives"]["equal"]
 
@@ -189,14 +186,11 @@ def test_its_traces_say_so_too(two, traces):
     assert found == ledger
 
 
-def test_shared_memory_adds_as_gloo_does(four):
+def test_shared_memory_adds_as_gloo_does_and_no_slot_is_read_early(four):
     for row in four.added:
         assert row["off"] <= 1
         assert row["gathered"]
         assert row["same"], "every rank holds the same bits"
-
-
-def test_more_ranks_than_cores_never_read_a_slot_early(four):
     assert four.wrong == [0, 0, 0, 0]
     assert not four.left, "memory and semaphores have no names left"
 
@@ -224,15 +218,12 @@ def test_a_killed_rank_takes_the_run_down_within_seconds():
     assert not any(alive(pid) for pid in pids)
 
 
-def test_a_rank_that_raises_is_named_with_its_traceback():
+def test_what_a_rank_raises_or_refuses_is_named_here():
     with pytest.raises(launch.RankError, match="seeded failure") as caught:
         launch.run("live_targets:fails", {"rank": 1}, 2, timeout_s=60)
     assert caught.value.rank == 1
     assert caught.value.trace.endswith("RuntimeError: seeded failure")
     assert "live_targets.py" in caught.value.trace
-
-
-def test_what_a_rank_refuses_is_refused_here():
     with pytest.raises(Refusal, match="seeded refusal") as caught:
         launch.run("live_targets:refuses", {"rank": 1}, 2, timeout_s=60)
     assert caught.value.argument == "tp"

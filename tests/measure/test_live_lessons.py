@@ -141,7 +141,7 @@ def test_bad_words_are_refused_by_name(words, named):
     assert done.stderr.count("\n") == 1
 
 
-def test_weights_that_are_laid_out_once_cost_nothing_to_lay_out(own):
+def test_laid_out_weights_cost_nothing_and_all_loads_cannot_be_shown(own):
     packed = replace(own, tables={"gemm.fp32": {"t0": 1e-6, "pack4": 0.8, "pack8": 1.6}, "small.bf16": {"t0": 2e-6}})
     once = live_lessons.lay_out_once(packed).tables
     assert once == {"gemm.fp32": {"t0": 1e-6, "pack4": 0.0, "pack8": 0.0}, "small.bf16": {"t0": 2e-6}}

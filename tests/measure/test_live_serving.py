@@ -154,11 +154,8 @@ def test_times_that_rise_stay_as_they_are(seconds):
 
 
 def test_a_table_gives_back_what_was_timed():
-    known = {
-        SurfacePoint(0, 8): [2.0],
-        SurfacePoint(0, 12): [3.0],
-        **{SurfacePoint(n, c): [n + c / 100] for n in (1, 2, 4) for c in (8, 16)},
-    }
+    known = {SurfacePoint(0, 8): [2.0], SurfacePoint(0, 12): [3.0]}
+    known |= {**{SurfacePoint(n, c): [n + c / 100] for n in (1, 2, 4) for c in (8, 16)}}
     table = surface(known)
     assert (table.mixing(0, 0, 10, 1, 0.0), table.decoding(2, 2 * 8)[0]) == (pytest.approx(2.5), pytest.approx(2.08))
     assert table.decoding(3, 3 * 12)[0] == pytest.approx(3.12)

@@ -164,7 +164,7 @@ def test_an_unwritable_file_is_named(capsys):
     assert "Traceback" not in said
 
 
-def test_shards_divide_what_they_hold():
+def test_shards_and_splits_divide_what_they_hold():
     pytest.importorskip("torch")
     from commtax_lab.measure.study.rank_steps import shard
 
@@ -173,9 +173,6 @@ def test_shards_divide_what_they_hold():
     assert (part.num_weights() * 8, (part.heads, part.kv_heads, part.qkv)) == (whole.num_weights(), (8, 1, 1280))
     assert shard(catalog.model("mixtral-8x7b"), 1) is None  # experts
     assert shard(catalog.model("llama-2-13b"), 16) is None  # 40 heads
-
-
-def test_splits_cover_the_length_and_fill_the_card():
     pytest.importorskip("torch")
     from commtax_lab.measure.study.fused import MAX_SPLITS, Splits, num_splits
 

@@ -249,7 +249,7 @@ def test_nothing_is_said_where_nothing_changed(runner, api):
     assert not (clone / "hacked").exists()
 
 
-def test_every_input_is_used_and_every_script_is_there():
+def test_every_input_is_used_and_documented():
     text = (ROOT / "action.yml").read_text(encoding="utf-8")
     for name in ACTION["inputs"]:
         assert f"inputs.{name} " in text, name
@@ -257,10 +257,6 @@ def test_every_input_is_used_and_every_script_is_there():
         assert "${{" not in step.get("run", ""), "what somebody proposes must not become part of a script"
     for script in re.findall(r"\$GITHUB_ACTION_PATH/([\w/.]+)", text):
         assert (ROOT / script).is_file()
-
-
-def test_the_documented_workflow_is_one():
-    """Its inputs are the action's, as is the table of them; and it asks for the rights that a comment needs."""
     page = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
     first, second = (yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```", page, re.M | re.S))
     steps = [*first["jobs"]["predict"]["steps"], *second]

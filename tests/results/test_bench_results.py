@@ -27,30 +27,9 @@ from paths import FIXTURES, ROOT
 from tables import tables
 
 DATA = tables(__file__)
+
 REAL = json.loads((FIXTURES / "audit" / "benches.json").read_text())
-SERVE = {
-    "date": "20250101-000000",
-    "backend": "vllm",
-    "model_id": "m",
-    "num_prompts": 200,
-    "request_rate": 4.0,
-    "max_concurrency": None,
-    "duration": 50.0,
-    "completed": 200,
-    "failed": 1,
-    "total_input_tokens": 102_400,
-    "total_output_tokens": 25_600,
-    "request_throughput": 4.0,
-    "output_throughput": 512.0,
-    "total_token_throughput": 2560.0,
-    "mean_ttft_ms": 40.0,
-    "median_ttft_ms": 38.0,
-    "p99_ttft_ms": 90.0,
-    "mean_tpot_ms": 7.2,
-    "median_tpot_ms": 7.0,
-    "mean_itl_ms": 7.3,
-    "mean_e2el_ms": 950.0,
-}
+SERVE = {"max_concurrency": None, **DATA["serve"]}
 DAMAGE = ("", "\n", "{", "}", '"', ":", ",", "9" * 30, "-", "nan", "inf", "│", "=" * 50, "\0", "[" * 50)
 PLAIN = some.none() | some.integers() | some.text(max_size=4)
 UNITS = ("Mean TTFT (ms): 1\n", 'vllm:a{b="c"} 1\n', "│ a │ 1 │\n", "MLPerf Results Summary\na : 1\n", "Throughput: 1 ", "1" * 9)

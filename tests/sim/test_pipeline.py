@@ -93,20 +93,17 @@ def test_outside_the_domain_is_refused_by_rule(name, p, m, v):
         run(SCHEDULES[name], p, m, chunks=v)
 
 
-def test_fill_drain_is_the_lesson():
+def test_fill_drain_is_the_lesson_and_zero_bubbles_leave_no_hole():
     for p, m in ((4, 12), (8, 63), (2, 1)):
         timeline = run(SCHEDULES["fill-drain"], p, m)
         assert timeline.idle_s().sum() / (p * timeline.span_s) == pytest.approx(napkin.bubble_fraction(p, m), abs=1e-12)
-
-
-def test_zero_bubble_schedules_leave_no_hole_inside_a_rank():
-    """H2 and V: with equal times each rank works from its first operation to its last."""
     for name in ("zb-h2", "zb-v"):
         timeline = run(SCHEDULES[name], 4, 12)
         for rank in range(4):
             mine = timeline.lane == rank
             window = timeline.end_s[mine].max() - timeline.start_s[mine].min()
             assert timeline.busy_s()[rank] == pytest.approx(window)
+    assert run(SCHEDULES["fill-drain"], 1, 3, Durations(microbatch_factors=[1, 2, 3])).span_s == 6
 
 
 @given(st.integers(2, 8), st.integers(1, 20), st.integers(0, 7), st.floats(1.1, 5))
@@ -129,10 +126,6 @@ def test_transfers_and_unequal_stages(p, m, transfer):
     assert timeline.span_s == pytest.approx(float(ends[-1]))
 
 
-def test_unequal_microbatches():
-    assert run(SCHEDULES["fill-drain"], 1, 3, Durations(microbatch_factors=[1, 2, 3])).span_s == 6
-
-
 @given(st.floats(0.5, 3), st.floats(0.5, 3), st.floats(0.1, 0.5))
 def test_zero_bubble_forms_for_cheap_weight_gradients(f, b, w):
     """W <= F and W <= B: Qi et al.'s (p-1)(F+B-W) for H1; H2 keeps its fill, and half of what two W leave of B."""
@@ -153,19 +146,13 @@ def test_a_priced_pipeline_is_what_the_simulator_runs():
     assert tokens_per_s < float(priced.tokens_per_s), "filling and draining cost a little"
 
 
-def test_a_deadlock_is_found():
+def test_orders_may_lock_and_large_ones_simulate_quickly():
     order = OperationOrder(2, 1, 1, [[("B", 0, 0), ("F", 0, 0)], [("F", 0, 0), ("B", 0, 0)]], [[(0, 0), (1, 0)]])
     with pytest.raises(ValueError, match="deadlock"):
         simulate(order, Durations())
-
-
-def test_64_stages_and_1024_microbatches_simulate_quickly():
     start = time.process_time()
     run(SCHEDULES["1f1b"], 64, 1024)
     assert time.process_time() - start < 10, "about 0.3 s of CPU; benchmarks/speed.py prints it"
-
-
-def test_timeline_sums():
     t = Timeline(
         np.array([0, 0, 1]),
         np.array([0.0, 2.0, 1.0]),

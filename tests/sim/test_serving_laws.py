@@ -274,27 +274,20 @@ def test_a_prompt_that_fills_its_steps_is_not_followed_step_by_step(prefill_firs
     same(book, stepped)
 
 
-def test_a_prompt_goes_on_in_the_step_that_throws_another_out():
-    """A cut prompt holds the blocks that a decoding request needs: that one waits, the prompt does not."""
-    book, engine = Case(stream([0.0, 0.0], [2, 40], [30, 4]), small(tokens=10, blocks=11)).run()
-    assert book.preemptions == [1, 0]
-    assert np.all(np.isfinite(book.done_s))
-    assert engine.pools[0].free_blocks == 11
-
-
-def test_repeated_prompts_are_found_but_for_their_last_block():
+def test_repeated_prompts_are_found_and_forgotten_first_by_who_left_first():
     asked = stream([0.0, 10.0, 20.0], [40, 40, 40], [3, 3, 3], prefixes=(tuple(range(10)),) * 3)
     book, engine = Case(asked, small()).run()
     assert (book.cached, segments([engine])["tokens"].tolist().count(4)) == ([0, 36, 36], 2)
     assert Case(replace(asked, input_len=np.array([40, 43, 43])), small()).run()[0].cached == [0, 40, 40]
-
-
-def test_what_others_need_is_forgotten_first_by_who_left_first():
     first, second = tuple(range(10)), tuple(range(100, 110))
     asked = stream([0, 10, 20, 30], [40] * 4, [4] * 4, prefixes=(first, second, second, first))
     assert Case(asked, small(blocks=22)).run()[0].cached == [0, 0, 36, 36]
     assert Case(asked, small(blocks=14)).run()[0].cached == [0, 0, 36, 12], "the beginning of a prompt stays longest"
     assert Case(asked, small(blocks=11)).run()[0].cached == [0, 0, 36, 0]
+    book, engine = Case(stream([0.0, 0.0], [2, 40], [30, 4]), small(tokens=10, blocks=11)).run()
+    assert book.preemptions == [1, 0]
+    assert np.all(np.isfinite(book.done_s))
+    assert engine.pools[0].free_blocks == 11
 
 
 @few

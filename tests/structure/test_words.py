@@ -35,16 +35,8 @@ DATA = tables(__file__)
 SERVED = DATA["served"]
 TRAINED = DATA["trained"]
 LABELS = {
-    "what",
-    "note",
-    "notes",
-    "why",
-    "source",
-    "sources",
-    "label",
-    "network_label",
-    "host_label",
-    "algorithm",
+    *("what", "note", "notes", "why", "source", "sources", "label"),
+    *("network_label", "host_label", "algorithm"),
     "reason",
     "said",
 }

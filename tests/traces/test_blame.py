@@ -80,8 +80,10 @@ def test_weights_that_never_overlap_are_told():
     assert (found.kind, found.rank, found.since_s) == ("lost overlap", None, pytest.approx(0.0, abs=1e-5))
 
 
-def test_every_kind_is_made():
+def test_every_kind_is_made_and_a_single_slow_step_is_no_rise():
     assert KINDS == CULPRITS
+    assert rise(np.array([0.0, 0.0, 0.0, 0.9, 0.0, 0.0, 0.0, 0.0]), 0.04) is None
+    assert rise(np.array([0.9, 0.0, 0.01, 0.0, 0.0, 0.0]), 0.04) is None
 
 
 def test_skew_changes_no_waiting():
@@ -223,13 +225,8 @@ def test_a_rise_is_found_where_it_begins(seed, count, level):
     assert rise(rng.normal(0, 0.005, count), 0.04) is None
 
 
-def test_a_single_slow_step_is_no_rise():
-    assert rise(np.array([0.0, 0.0, 0.0, 0.9, 0.0, 0.0, 0.0, 0.0]), 0.04) is None
-    assert rise(np.array([0.9, 0.0, 0.01, 0.0, 0.0, 0.0]), 0.04) is None
-
-
 # Steps by repetition
-def test_what_repeats_is_a_step():
+def test_what_repeats_is_a_step_and_what_does_not_is_one():
     assert period_of(["warm", "up", *["qkv", "attn", "mlp"] * 4, "head", *(["qkv", "attn", "mlp"] * 4 + ["head"]) * 5]) == 13
     made = decode_graphs(4, 1, steps=5, phase=False)
     for e in made["traceEvents"]:
@@ -238,9 +235,6 @@ def test_what_repeats_is_a_step():
     section = audit_traces([kineto.parse(made)], None, ["a"])
     assert [(r.index, r.name) for r in section.steps] == [(i, "repetition") for i in range(5)]
     assert any(n.code == "repetition" for n in section.notes)
-
-
-def test_what_does_not_repeat_is_one_step():
     events = [e for i, us in enumerate((5, 7, 9)) for e in (launch(i * 20, i), kernel(f"k{i}", i * 20, us, i))]
     ((row),) = audit_traces([kineto.parse(document(events))], None, ["a"]).steps
     assert (row.name, (row.compute_s, row.idle_s)) == ("whole trace", (pytest.approx(21e-6), pytest.approx(28e-6)))

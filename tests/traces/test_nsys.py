@@ -420,7 +420,8 @@ def test_generic_kernels_take_their_calls_or_the_step_they_began_in(tmp_path):
         assert (per_step(trace, "all-reduce"), per_step(trace, "all-gather")) == ([1, 1], [1, 1])
         assert [s.decode_seqs for s in trace.steps] == [8, 8]
     assert run_here("audit", *made(tmp_path), "--json").returncode == 0
-    traces = [said for _, said in read_all(made(tmp_path, launches=False)).left]
+    (tmp_path / "bare").mkdir()
+    traces = [said for _, said in read_all(made(tmp_path / "bare", launches=False)).left]
     assert [per_step(t, "collective") for t in traces] == [[2, 2], [2, 2]]
 
 

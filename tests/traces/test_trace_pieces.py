@@ -150,7 +150,7 @@ def test_a_packed_trace_that_breaks_off_gives_its_beginning(tmp_path, share):
     assert [c.name for c in cut.collectives] == [c.name for c in whole.collectives][: len(cut.collectives)]
 
 
-def test_a_bare_list_may_lack_its_bracket_and_an_object_may_not():
+def test_a_bare_list_may_lack_its_bracket_and_a_text_be_in_utf_16():
     events = decode_graphs(2, 0)["traceEvents"]
     text = json.dumps(events)
     for ending in ("]", "", ",", " ,\n"):
@@ -158,6 +158,9 @@ def test_a_bare_list_may_lack_its_bracket_and_an_object_may_not():
         assert not trace.partial
         assert len(trace.collectives) == 6
     assert kineto.from_pieces([json.dumps({"traceEvents": events})[:-2].encode()]).partial
+    text = json.dumps(document(SOUND)).encode("utf-16")
+    assert told(kineto.from_pieces(pieces(text, [33]))) == told(kineto.parse(document(SOUND)))
+    assert kineto.looks_like(text)
 
 
 # Odd, damaged and unusual texts
@@ -183,12 +186,6 @@ def test_names_as_writers_leave_them(written, read):
     assert read in trace.timeline.name
     assert len(trace.timeline.name) == 4
     assert not any(n.code == "damaged" for n in trace.notes)
-
-
-def test_a_trace_in_utf_16():
-    text = json.dumps(document(SOUND)).encode("utf-16")
-    assert told(kineto.from_pieces(pieces(text, [33]))) == told(kineto.parse(document(SOUND)))
-    assert kineto.looks_like(text)
 
 
 def test_what_stands_around_the_events():

@@ -251,14 +251,9 @@ def test_bare_lists_and_gzip(tmp_path):
 def test_gloo_on_cpus():
     """A host trace: gloo's own records on their threads; the main thread's compute covers part of one."""
     call = {"Input Dims": [[64, 512]], "Input type": ["float"]}
-    events = [
-        event("cpu_op", "aten::matmul", 0, 40),
-        event("cpu_op", "aten::mm", 1, 38),
-        event("cpu_op", "c10d::allreduce_", 41, 3),
-        event("user_annotation", "gloo:all_reduce", 45, 20, 2, **call),
-        event("user_annotation", "gloo:all_gather", 70, 20, 2, **call),
-        event("cpu_op", "aten::mm", 80, 20),
-    ]
+    events = [event("cpu_op", "aten::matmul", 0, 40), event("cpu_op", "aten::mm", 1, 38)]
+    events += [event("cpu_op", "c10d::allreduce_", 41, 3), event("user_annotation", "gloo:all_reduce", 45, 20, 2, **call)]
+    events += [event("user_annotation", "gloo:all_gather", 70, 20, 2, **call), event("cpu_op", "aten::mm", 80, 20)]
     trace = kineto.parse(document(events))
     assert not trace.on_device
     assert [(c.op, c.nbytes) for c in trace.collectives] == [("all-reduce", 131072), ("all-gather", 262144)]

@@ -25,51 +25,15 @@ from tables import tables
 from web_client import ask, refused
 
 DATA = tables(__file__)
+
 SEEN: list[list[tuple[str, str]]] = []
 OURS = (str(Path(catalog.__file__).parents[1]), *(str(Path(p).resolve()) for p in (sys.prefix, sys.base_prefix)))
 SCRIPT = "<script>alert(1)</script>"
-EVIL = [
-    SCRIPT,
-    "../../../../etc/passwd",
-    "/etc/passwd",
-    "~/.ssh",
-    "file:///etc/passwd",
-    "http://127.0.0.1:1/x",
-    "meta-llama/Not-In-The-Catalogue",
-    "..",
-    ".",
-    "%2e%2e%2f",
-    "a\x00b",
-    "a\nb",
-    "\u202eevil",
-    "𝟠xh100",
-    "٨",
-    "-" * 70,
-    "' OR 1=1 --",
-    "${jndi:ldap://x}",
-    "{{7*7}}",
-]
+EVIL = DATA["evil"]
 CONFIG = catalog.config("llama-3.1-8b")
-CONFIGS = {
-    "not JSON": "{",
-    "a list": "[]",
-    "a number": "1",
-    "empty": "{}",
-    "NaN": '{"hidden_size": NaN}',
-    "deep": "[" * 5000 + "]" * 5000,
-    "deep objects": '{"a":' * 3000 + "1" + "}" * 3000,
-    "a script": json.dumps({"architectures": [SCRIPT]}),
-    "no heads": json.dumps({**CONFIG, "num_attention_heads": 0}),
-    "negative": json.dumps({**CONFIG, "hidden_size": -4096}),
-    "huge": json.dumps({**CONFIG, "hidden_size": 10**30}),
-    "layers": json.dumps({**CONFIG, "num_hidden_layers": 9999}),
-    "text": json.dumps({**CONFIG, "hidden_size": "4096"}),
-    "quantised": json.dumps({**CONFIG, "quantization_config": {"quant_method": SCRIPT}}),
-    "quantised list": json.dumps({**CONFIG, "quantization_config": [1]}),
-    "dtype": json.dumps({**CONFIG, "torch_dtype": {"a": 1}}),
-    "infinite": json.dumps({**CONFIG, "hidden_size": 1e308}),
-    "long": json.dumps({**CONFIG, "x": "y" * 40_000}),
-}
+CONFIGS = {**DATA["configs"], **{name: json.dumps({**CONFIG, **change}) for name, change in DATA["changes"].items()}}
+CONFIGS |= {"deep": "[" * 5000 + "]" * 5000, "deep objects": '{"a":' * 3000 + "1" + "}" * 3000}
+CONFIGS |= {"huge": json.dumps({**CONFIG, "hidden_size": 10**30}), "long": json.dumps({**CONFIG, "x": "y" * 40_000})}
 
 
 def _audit(event, words):
@@ -189,12 +153,6 @@ def test_only_questions(method):
     assert ((status, headers["allow"]), json.loads(body)["argument"]) == ((405, "GET, HEAD"), "method")
 
 
-def test_head_is_get_without_a_body():
-    status, headers, body = ask("/api/view", method="HEAD")
-    assert (status, body) == (200, b"")
-    assert int(headers["content-length"]) > 1000
-
-
 @pytest.mark.parametrize(
     "header", [(b"content-length", b"1000000000"), (b"transfer-encoding", b"chunked"), (b"content-length", b"-1")]
 )
@@ -202,13 +160,16 @@ def test_bodies_are_refused(header):
     assert ask("/api/view", headers=[header])[0] == 413
 
 
-def test_long_and_broken_queries_are_refused():
+def test_broken_queries_are_refused_and_head_is_get_without_a_body():
     assert ask("/api/view", raw=b"m=" + b"a" * 200_000)[0] == 414
     for raw in (b"%", b"tp=%ff%fe", b"&&&=", b"tp", b"tp=1&tp=2", b"=1", b"tp[]=1", b"\xff=1", b"m=%00", b";tp=1"):
         status, _, body = ask("/api/view", raw=raw)
         assert status in (200, 400, 422), raw
         assert status != 200 or raw in (b"&&&=",)
         json.loads(body)
+    status, headers, body = ask("/api/view", method="HEAD")
+    assert (status, body) == (200, b"")
+    assert int(headers["content-length"]) > 1000
 
 
 @each("path", DATA["nothing_else_is_served"])

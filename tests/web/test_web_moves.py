@@ -71,18 +71,15 @@ def test_every_place_of_a_slider_is_legal(name):
             assert not note
 
 
-def test_no_size_locks_another():
-    for name in ("vllm", "sglang", "megatron", "experts"):
-        state, places = walk(CASES[name])
-        for axis in ("tp", "pp", "dp") if state.question.trains else ("tp", "dp", "ep"):
-            assert len([1 for a, *_ in places if a == axis]) >= 3, (name, axis)
-
-
-def test_experts_follow_tp_and_dp():
+def test_experts_follow_tp_and_dp_and_no_size_locks_another():
     _, places = walk(MOE)
     moved = {(axis, value): patch for axis, value, patch, _ in places}
     assert (moved["tp", 4], moved["tp", 16]) == ({"tp": 4, "dp": 2, "ep": 8}, {"tp": 16, "dp": 1, "ep": 16})
     assert (moved["dp", 16], moved["ep", 8]["dp"]) == ({"tp": 1, "dp": 16, "ep": 16}, 1)
+    for name in ("vllm", "sglang", "megatron", "experts"):
+        state, places = walk(CASES[name])
+        for axis in ("tp", "pp", "dp") if state.question.trains else ("tp", "dp", "ep"):
+            assert len([1 for a, *_ in places if a == axis]) >= 3, (name, axis)
 
 
 @pytest.mark.parametrize("name", ["megatron", "interleaved", "fsdp", "experts", "thousands"])
@@ -133,15 +130,12 @@ def test_what_no_size_mends_has_no_other_plan():
     assert refused("view", {"e": "megatron"})[1]["instead"] is None
 
 
-def test_the_page_names_its_controls_where_a_terminal_names_options() -> None:
+def test_controls_are_named_as_the_page_labels_them() -> None:
     likely = words("likely", sure="99% likely", wanted="65%")
     assert (likely, on_page(likely)) == ("; 99% likely, 65% required (--confidence)", "; 99% likely, 65% required (‘Limits hold’)")
     assert on_page(words("within-margin", margin="5%")) == "within the margin of 5%; measure both"
     assert on_page(words("remedy-weights", dtype="fp8")) == "weights in fp8 (‘Weights’ fp8)"
     assert on_page("a decode step takes 2 ms") == "a decode step takes 2 ms"
-
-
-def test_labels_are_those_of_the_controls() -> None:
     page = (ROOT / "src/commtax/web/page/index.html").read_text() + (ROOT / "src/commtax/web/page/inputs.js").read_text()
     for label in LABELS.values():
         assert f">{label}" in page or f'name: "{label}"' in page, label
