@@ -52,7 +52,11 @@ from commtax.web.assets import offline
 from each import each
 from made_traces import decode_graphs, document, event, kernel, launch, write
 from paths import FIXTURES
+from tables import tables
 from texts import lacking, put
+
+DATA = tables(__file__)
+
 
 TINY = str(FIXTURES / "tiny-llama")
 CAUSES = (
@@ -63,24 +67,7 @@ INTERVALS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 10_000), st.int
 DEVICE = {"totalGlobalMem": 85_017_493_504, "numSms": 132, "name": "NVIDIA H100 80GB HBM3"}
 TINY_MODEL = FIXTURES / "tiny-llama"
 CPU = FIXTURES / "vllm-cpu-tp1.serve.json"
-NAMES = [
-    ("ibm-granite/granite-3.1-8b-instruct", "llama-3.1-8b", True),
-    ("Qwen/Qwen2.5-7B-Instruct", "llama-3.1-8b", True),
-    ("Qwen/Qwen3-4B-Base", "qwen3-8b", True),
-    ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "deepseek-r1", True),
-    ("/data/Meta-Llama-3-70B", "llama-3.1-8b", True),
-    ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b", False),
-    ("/root/.cache/huggingface/hub/models--meta-llama--Llama-3.1-8B/snapshots/0e9e39f", "llama-3.1-8b", False),
-    ("RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic", "llama-3.1-8b", False),
-    ("meta-llama/Llama-3.3-70B-Instruct", "llama-3.1-70b", False),  # of the same shape
-    ("deepseek-ai/DeepSeek-R1-0528", "deepseek-v3", False),
-    ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "llama-4-scout", False),  # names count the active ones
-    ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b", False),
-    *(
-        (name, "llama-3.1-8b", False)
-        for name in ("model", "/mnt/weights/snapshot/abc", "gpt-4", "default", "llama", "/ckpt/step-1000")
-    ),
-]
+NAMES = DATA["names"]
 
 
 def screen(audited, width=100):

@@ -55,17 +55,7 @@ def options_of(found, names):
 
 @each(
     "text",
-    [
-        f"{VLLM} --tensor-parallel-size 8 --pipeline-parallel-size 2",
-        f"{VLLM} --tensor_parallel_size=8 --pipeline_parallel_size=2",
-        f"{VLLM} -tp 8 -pp=2",
-        f"CUDA_VISIBLE_DEVICES=0,1 HF_TOKEN=x {VLLM} \\\n  -tp 8 \\\n  -pp 2  # two hosts",
-        "MODEL=meta-llama/Llama-3.1-70B-Instruct\nTP=8\nvllm serve $MODEL -tp ${TP} -pp 2 --port 8000",
-        "python3 -m vllm.entrypoints.openai.api_server --model meta-llama/Llama-3.1-70B-Instruct -tp 8 -pp 2",
-        "docker run --gpus all --ipc=host -e X=1 vllm/vllm-openai:latest --model meta-llama/Llama-3.1-70B-Instruct -tp 8 -pp 2",
-        'docker run img bash -c x; srun -N 2 vllm serve "meta-llama/Llama-3.1-70B-Instruct" -tp 8 -pp 2',
-        'LLM(model="meta-llama/Llama-3.1-70B-Instruct", tensor_parallel_size=8, pipeline_parallel_size=2, trust_remote_code=True)',
-    ],
+    DATA["one_command_in_many_spellings"],
 )
 def test_one_command_in_many_spellings(text):
     found = parse(text)
@@ -376,16 +366,7 @@ def test_emit_and_mistakes():
 
 @each(
     ("text", "says"),
-    [
-        (f"{VLLM} -tp banana", "'-tp banana': a whole number from 1"),
-        (f"{VLLM} -tp 0", "'-tp 0': a whole number from 1"),
-        (f"{VLLM} --pipeline-parallel-size x", "'--pipeline-parallel-size x': a whole number"),
-        (f"{VLLM} -tp $NOBODY_SET_IT", "variable is not set"),
-        (f"{VLLM} --max-model-len 8 -tp", "'-tp': the flag needs a value"),
-        (f"{VLLM} --gpu-memory-utilization 1.5", "a fraction above 0"),
-        (f"{VLLM} --max-num-seqs many", "'--max-num-seqs many': a whole number"),
-        ("torchrun --nproc-per-node gpu pretrain_gpt.py --num-layers 32", "'--nproc-per-node gpu'"),
-    ],
+    DATA["values_that_cannot_be_read_are_refused_by_flag_and_rule"],
 )
 def test_values_that_cannot_be_read_are_refused_by_flag_and_rule(text, says):
     with pytest.raises(ValueError, match="from") as refused:

@@ -114,37 +114,7 @@ def gpu(bus="18", **other):
     clocks = "\n".join(
         f"        {'    ' * (r == 'HW Thermal Slowdown')}{r} : {'' if r == of['active'] else 'Not '}Active" for r in reasons
     )
-    return f"""GPU 00000000:{bus}:00.0
-    Product Name                          : {of["name"]}
-    PCI
-        GPU Link Info
-            PCIe Generation
-                Max                       : 5
-                Current                   : {of["gen"]}
-            Link Width
-                Max                       : 16x
-                Current                   : {of["width"]}
-    Clocks Event Reasons
-{clocks}
-    Utilization
-        Gpu                               : {of["util"]} %
-    ECC Errors
-        Volatile
-            DRAM Uncorrectable            : {of["dram"]}
-    Remapped Rows
-        Pending                           : {of["pending"]}
-    GPU Power Readings
-        Power Draw                        : 612.10 W
-        Current Power Limit               : {of["limit"]}.00 W
-        Default Power Limit               : 700.00 W
-    Clocks
-        SM                                : {of["clock"]} MHz
-    Max Clocks
-        SM                                : 1980 MHz
-    Fabric
-        State                             : {of["fabric"]}
-
-"""
+    return DATA["gpu"].format(bus=bus, clocks=clocks, **of)
 
 
 @each(("odd", "code", "off"), DATA["what_the_driver_says_of_one_gpu"], ids=lambda x: str(x)[:24])

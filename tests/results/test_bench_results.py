@@ -28,6 +28,7 @@ from tables import tables
 
 DATA = tables(__file__)
 
+
 REAL = json.loads((FIXTURES / "audit" / "benches.json").read_text())
 SERVE = {"max_concurrency": None, **DATA["serve"]}
 DAMAGE = ("", "\n", "{", "}", '"', ":", ",", "9" * 30, "-", "nan", "inf", "│", "=" * 50, "\0", "[" * 50)
@@ -45,29 +46,13 @@ HEAD = "# nThread 1 nGpus {} minBytes 8 maxBytes 134217728 step: 2(factor) warmu
 TITLES = "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong\n"
 ROW = "{:>12} {:>12}     float     sum      -1  {:>7}   20.00   30.00      0  {:>7}   20.00   30.00      0\n"
 END = "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 30\n"
-NCCL = {
-    "args": ["./build/alltoall_perf", "-b", "8M"],
-    "config": {
-        "nthreads": 1,
-        "ngpus": 2,
-        "minimum_bytes": 8388608,
-        "maximum_bytes": 16777216,
-        "step_factor": 2,
-        "devices": [{"rank": r, "hostname": "n", "device_hex": f"0000:{r}a:00", "device_info": "NVIDIA H100"} for r in (0, 1)],
-    },
+NCCL = DATA["nccl"] | {
     "results": [
-        {
-            "size": 8388608 << i,
-            "count": 1048576 << i,
-            "type": "float",
-            "redop": "none",
-            "root": "    -1",
-            "out_of_place": {"time": 60.5 * (i + 1), "alg_bw": 138.6, "bus_bw": 69.3, "nwrong": 0},
-            "in_place": {"time": 60.1, "alg_bw": 139.5, "bus_bw": 69.7, "nwrong": None},
-        }
+        {"size": 8388608 << i, "count": 1048576 << i, "type": "float", "redop": "none", "root": "    -1"}
+        | {"out_of_place": {"time": 60.5 * (i + 1), "alg_bw": 138.6, "bus_bw": 69.3, "nwrong": 0}}
+        | {"in_place": {"time": 60.1, "alg_bw": 139.5, "bus_bw": 69.7, "nwrong": None}}
         for i in (0, 1)
     ],
-    "average_bus_bandwidth": {"bandwidth": 69.5},
 }
 RCCL = [
     {"name": "AllReduce", "gpus": 4, "size": size, "inPlace": way, "time": us, "algBw": 50.0, "busBw": 75.0, "#wrong": "0"}
