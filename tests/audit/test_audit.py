@@ -272,18 +272,9 @@ def test_command_line():
     bad = run(FIXTURES / "vllm-cpu-tp2.log", *words, "-tp", 1)
     assert bad.returncode == 1
     assert "TP 1: the run disagrees with the prediction: tensor-parallel size 2 in the file" in " ".join(bad.stdout.split())
-    results = run(
-        FIXTURES / "vllm-cpu-tp2.latency.json",
-        *words,
-        "-tp",
-        2,
-        "--baseline",
-        FIXTURES / "vllm-cpu-tp1.latency.json",
-        "--input-len",
-        128,
-        "--output-len",
-        32,
-    )
+    lengths = ("--input-len", 128, "--output-len", 32)
+    baseline = ("--baseline", FIXTURES / "vllm-cpu-tp1.latency.json")
+    results = run(FIXTURES / "vllm-cpu-tp2.latency.json", *words, "-tp", 2, *baseline, *lengths)
     assert results.returncode == 3
     assert "speed-up of TP 2" in results.stdout
 

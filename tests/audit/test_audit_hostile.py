@@ -52,7 +52,6 @@ UNITS = (
 )
 VALUES = (None, True, -1, 0, 1e999, float("nan"), 10**400, "", "x", "1e999", "9" * 400, [], [[]], {}, [None], {"a": []}, [[1, "x"]])
 OTHERS = DATA["others"]
-TRACE = DATA["trace"]
 FEW = (None, -1, 1e999, "x", [], {}, 10**400)
 GEMMS = [{"kind": "gemm", "m": 2**i, "n": 4096, "k": 4096, "dtype": "bf16", "median_s": 1e-4 * 2**i} for i in range(8)]
 ATTENTION = {"batch": 1, "heads": 32, "kv_heads": 8, "head_dim": 128, "length": 100, "dtype": "bf16", "median_s": 1e-5}
@@ -259,7 +258,7 @@ def _trace(text):
 
 
 def test_a_trace_with_any_odd_field():
-    for odd in changed(TRACE):
+    for odd in changed(DATA["trace"]):
         assert complaint(_trace, json.dumps(odd)).startswith("trace 'x':"), odd
 
 

@@ -67,7 +67,6 @@ INTERVALS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 10_000), st.int
 DEVICE = {"totalGlobalMem": 85_017_493_504, "numSms": 132, "name": "NVIDIA H100 80GB HBM3"}
 TINY_MODEL = FIXTURES / "tiny-llama"
 CPU = FIXTURES / "vllm-cpu-tp1.serve.json"
-NAMES = DATA["names"]
 
 
 def screen(audited, width=100):
@@ -378,7 +377,7 @@ def test_what_is_missing_for_a_verdict_is_told():
     assert missing_sentence(found).endswith("that is predicted; as claimed: GPUs")
 
 
-@each(("name", "claim", "other"), NAMES)
+@each(("name", "claim", "other"), DATA["names"])
 def test_another_model_is_a_disagreement_and_a_name_that_tells_nothing_is_none(name, claim, other):
     assert bool(other_model(name, catalog.model(claim))) == other
 

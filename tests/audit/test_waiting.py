@@ -99,18 +99,10 @@ def calibrated():
     paths = [{"op": op, **path} for op in ("all-reduce", "all-gather")]
     gemm = {"t0": 1e-5, "eb": 0.9, "ep": 0.9, "pack": 0.0, "kl": 0.0, "kc": 1.0, "mk": 1.0, "k0": 0.0, "p": 4.0, "q": 0.0}
     chip = {"key": "cpu", "memory_Bps": 1e10, "flops_per_s": {"fp32": 1e11}}
-    return overlay.parse(
-        {
-            "commtax_profile": 1,
-            "name": "box",
-            "engine": "builtin",
-            "dtype": "fp32",
-            "chip": chip,
-            "host_s": 0.0,
-            "kernels": {"tables": {"gemm.fp32": {**gemm, "tile_m": 1.0, "tile_n": 1.0}}},
-            "libraries": [{"name": name, "paths": paths} for name in ("shm", "gloo")],
-        }
-    )
+    kernels = {"tables": {"gemm.fp32": {**gemm, "tile_m": 1.0, "tile_n": 1.0}}}
+    libraries = [{"name": name, "paths": paths} for name in ("shm", "gloo")]
+    head = {"commtax_profile": 1, "name": "box", "engine": "builtin", "dtype": "fp32", "chip": chip, "host_s": 0.0}
+    return overlay.parse({**head, "kernels": kernels, "libraries": libraries})
 
 
 @pytest.mark.parametrize("library", ["shm", "gloo"])

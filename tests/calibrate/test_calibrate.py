@@ -180,16 +180,8 @@ def served(tmp_path, clients, **host):
     truth = overlay.Profile("true", host=host, engine="vllm")
     files = []
     for c in clients:
-        s = commtax.simulate(
-            "llama-3.1-8b",
-            "8xh100-sxm",
-            concurrency=c,
-            input_len=512,
-            output_len=256,
-            num_prompts=10 * c,
-            profile=truth,
-            spread=0.0,
-        )
+        load = {"concurrency": c, "input_len": 512, "output_len": 256, "num_prompts": 10 * c, "spread": 0.0}
+        s = commtax.simulate("llama-3.1-8b", "8xh100-sxm", profile=truth, **load)
         files.append(written(tmp_path, f"c{c}.json", json.dumps(bench("llama-3.1-8b", c, s.tpot_s, s.ttft_s))))
     return files
 

@@ -63,7 +63,8 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(200, self.server.comments[size * (page - 1) : size * page])
 
     def do_POST(self):
-        self.answer(*((403, {}) if self.server.refuses else (201, self.server.add(self.body(), "Bot"))))
+        code, row = (403, {}) if self.server.refuses else (201, self.server.add(self.body(), "Bot"))
+        self.answer(code, row)
 
     def do_PATCH(self):
         row = next(row for row in self.server.comments if self.path.endswith(f"/{row['id']}"))

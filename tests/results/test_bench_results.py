@@ -89,15 +89,8 @@ def test_serve_throughput_and_sglang_lines():
     assert (found.seconds("ttft"), found.seconds("ttft", "p99")) == (pytest.approx(0.038), pytest.approx(0.09))
     assert found.seconds("itl") == pytest.approx(0.0073), "the mean where there is no median"
     assert (found.input_len, found.output_len) == (512, 128)
-    found = one(
-        {
-            "elapsed_time": 10.0,
-            "num_requests": 100,
-            "total_num_tokens": 64000,
-            "requests_per_second": 10.0,
-            "tokens_per_second": 6400.0,
-        }
-    )
+    totals = {"elapsed_time": 10.0, "num_requests": 100, "total_num_tokens": 64000}
+    found = one({**totals, "requests_per_second": 10.0, "tokens_per_second": 6400.0})
     assert (found.kind, found.total_tokens_per_s, found.output_tokens_per_s) == ("throughput", 6400.0, None)
     plain = {k: v for k, v in SERVE.items() if not k.endswith("_ms")}
     found = one({**plain, "request_rate": "inf", "ttfts": [0.1, 0.3], "itls": [[0.01, 0.02], [0.03]]})
@@ -112,14 +105,8 @@ def test_serve_throughput_and_sglang_lines():
 @pytest.mark.parametrize(("unit", "factor"), [("ms", 1e-3), ("s", 1.0), ("us", 1e-6), ("ns", 1e-9)])
 def test_aiperf_blocks_in_any_unit(unit, factor):
     block = {"unit": unit, "avg": 7.0, "p50": 6.5, "p99": 9.0, "count": 100}
-    found = one(
-        {
-            "time_to_first_token": block,
-            "inter_token_latency": block,
-            "request_count": {"unit": "requests", "avg": 100},
-            "output_sequence_length": {"unit": "tokens", "avg": 128},
-        }
-    )
+    counts = {"request_count": {"unit": "requests", "avg": 100}, "output_sequence_length": {"unit": "tokens", "avg": 128}}
+    found = one({"time_to_first_token": block, "inter_token_latency": block, **counts})
     assert (found.seconds("tpot"), found.seconds("ttft", "p99")) == (pytest.approx(6.5 * factor), pytest.approx(9 * factor))
     assert found.output_len == 128
 

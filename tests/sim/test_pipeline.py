@@ -153,15 +153,8 @@ def test_orders_may_lock_and_large_ones_simulate_quickly():
     start = time.process_time()
     run(SCHEDULES["1f1b"], 64, 1024)
     assert time.process_time() - start < 10, "about 0.3 s of CPU; benchmarks/speed.py prints it"
-    t = Timeline(
-        np.array([0, 0, 1]),
-        np.array([0.0, 2.0, 1.0]),
-        np.array([1.0, 4.0, 3.0]),
-        np.array([0, 0, 1]),
-        ("a", "b", "c"),
-        ("x", "y"),
-        ("comp", "comm"),
-    )
+    lane, start, end = np.array([0, 0, 1]), np.array([0.0, 2.0, 1.0]), np.array([1.0, 4.0, 3.0])
+    t = Timeline(lane, start, end, lane, ("a", "b", "c"), ("x", "y"), ("comp", "comm"))
     assert (t.busy_s().tolist(), t.idle_s().tolist(), t.covered("comm")) == ([3, 2], [1, 2], [(1, 3)])
     assert t.busy_s(["comm"]).tolist() == [0, 2]
 

@@ -87,13 +87,8 @@ def compared(name):
 def blamed(fault, job):
     section = audit_traces([kineto.parse(d) for d in case(42, fault, 0.0, job, ranks=3).documents], None, ["a"])
     culprit = section.culprit
-    return (
-        culprit.kind,
-        culprit.rank,
-        [(c.code, c.cost_s, c.share) for c in section.causes],
-        section.blamed,
-        figures(section.findings),
-    )
+    costs = [(c.code, c.cost_s, c.share) for c in section.causes]
+    return culprit.kind, culprit.rank, costs, section.blamed, figures(section.findings)
 
 
 QUESTIONS = {

@@ -220,18 +220,10 @@ def test_what_is_no_trace(tmp_path, content, words):
 def test_damaged_traces_are_refused_in_one_way(data):
     made = json.loads(json.dumps(document(decode_graphs(2, 1, steps=2)["traceEvents"])))
     for _ in range(data.draw(st.integers(1, 3))):
-        place = data.draw(
-            st.sampled_from(
-                [
-                    made["distributedInfo"],
-                    *made["traceEvents"],
-                    *(e["args"] for e in made["traceEvents"] if isinstance(e.get("args"), dict)),
-                ]
-            )
-        )
-        key = data.draw(
-            st.sampled_from([*place, "Group size", "In msg nelems", "dtype", "Collective name", "Input Dims", "Input type"])
-        )
+        arguments = [e["args"] for e in made["traceEvents"] if isinstance(e.get("args"), dict)]
+        place = data.draw(st.sampled_from([made["distributedInfo"], *made["traceEvents"], *arguments]))
+        keys = ("Group size", "In msg nelems", "dtype", "Collective name", "Input Dims", "Input type")
+        key = data.draw(st.sampled_from([*place, *keys]))
         place[key] = data.draw(JUNK)
     try:
         trace = kineto.from_pieces([json.dumps(made).encode()])
@@ -278,15 +270,8 @@ def test_vllm_on_two_cpus():
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 200), st.integers(0, 50)), min_size=1, max_size=30))
 def test_uncovered_spans_sum_to_the_exposed_time(rows):
     kinds, starts, lengths = (np.array(x) for x in zip(*rows, strict=True))
-    line = Timeline(
-        np.arange(len(rows)),
-        starts * 1.0,
-        (starts + lengths) * 1.0,
-        kinds,
-        ("x",) * len(rows),
-        ("l",) * len(rows),
-        ("comm", "compute"),
-    )
+    names = ("x",) * len(rows)
+    line = Timeline(np.arange(len(rows)), starts * 1.0, (starts + lengths) * 1.0, kinds, names, names, ("comm", "compute"))
     comm, compute = ({t for k, start, length in rows if k == kind for t in range(start, start + length)} for kind in (0, 1))
     both, one = (sum(end - start for start, end in line.covered(*kinds)) for kinds in (("comm", "compute"), ("compute",)))
     assert both - one == len(comm - compute)

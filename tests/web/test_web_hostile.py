@@ -29,7 +29,6 @@ DATA = tables(__file__)
 SEEN: list[list[tuple[str, str]]] = []
 OURS = (str(Path(catalog.__file__).parents[1]), *(str(Path(p).resolve()) for p in (sys.prefix, sys.base_prefix)))
 SCRIPT = "<script>alert(1)</script>"
-EVIL = DATA["evil"]
 CONFIG = catalog.config("llama-3.1-8b")
 CONFIGS = {**DATA["configs"], **{name: json.dumps({**CONFIG, **change}) for name, change in DATA["changes"].items()}}
 CONFIGS |= {"deep": "[" * 5000 + "]" * 5000, "deep objects": '{"a":' * 3000 + "1" + "}" * 3000}
@@ -56,7 +55,7 @@ def watched():
         SEEN.pop()
 
 
-@each("text", EVIL)
+@each("text", DATA["evil"])
 @each("key", ["m", "c", "intra", "inter", "e", "cfg", "as", "lib", "z"])
 def test_names_are_of_the_catalogue_or_refused(key, text):
     ask("/api/view")  # what is loaded on first use is loaded
@@ -254,14 +253,8 @@ def test_generated_questions_keep_the_schema():
 
     config = schemathesis.config.SchemathesisConfig.from_str((BENCHMARKS / "schemathesis.toml").read_text())
     schema = schemathesis.openapi.from_asgi("/openapi.json", create_app("testserver"), config=config)
-    plain = settings(
-        max_examples=5,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
+    alike = {"deadline": None, "database": None, "derandomize": True, "phases": [Phase.generate]}
+    plain = settings(max_examples=5, suppress_health_check=list(HealthCheck), **alike)
     count = 0
     for operation, mode in itertools.product(schema.get_all_operations(), schemathesis.GenerationMode):
         api = operation.ok()
