@@ -79,8 +79,8 @@ def test_kernels_tell_their_chip_by_a_column_and_bounds_without_rows_say_why(tmp
     found = only_records(tmp_path)
     assert (found.chip.tolist(), found.row.tolist()) == (["h200-sxm", "h200-sxm", "rtx-pro-6000-server", ""], [0, 3, 1, 2])
     assert "abacus" in found.skipped[-1]
-    write(tmp_path / "h200_sxm_gemm.csv", PRODUCTS, GEMM)
-    bounds = {b.name: b for b in check(tmp_path).bounds}
+    write(tmp_path / "bare" / "h200_sxm_gemm.csv", PRODUCTS, GEMM)
+    bounds = {b.name: b for b in check(tmp_path / "bare").bounds}
     assert "our own sweep" in bounds["GEMM bf16 on H200, m <= 256: median"].why
     assert bounds["serving, dense: median of TPOT"].why == "no tested row has kind tpot"
     assert bounds["GEMM of engines' tables, bf16: median"].n == 2
