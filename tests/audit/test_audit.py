@@ -31,12 +31,15 @@ from made_traces import decode_graphs
 from paths import FIXTURES, ROOT, SHARED
 from start_logs import LOGS, name, of_log, start_log
 from tables import tables
+from texts import put
 
 DATA = tables(__file__)
-
 TINY = str(FIXTURES / "tiny-llama")
 TRACES = SHARED / "traces"
 GIB = 2**30
+WORDINGS = DATA["wordings"]
+RESULT = """{"backend": "vllm", "model_id": "Qwen/Qwen3-32B", "completed": 80, "duration": 56.0, "max_concurrency": 8,
+ "total_input_tokens": 81920, "total_output_tokens": 40960, "mean_ttft_ms": 126.0, "mean_tpot_ms": 10.7}"""
 
 
 def run(*words):
@@ -45,13 +48,9 @@ def run(*words):
     return done
 
 
-WORDINGS = DATA["wordings"]
-
-
 @each("wording", WORDINGS)
 @each("row", [r for r in LOGS if r["complete"] and r["args"].get("pp", 1) == 1], ids=name)
 def test_published_starts_agree(row, wording):
-    """The figures of public logs, written as each version writes them, agree with what fits."""
     model, judged = of_log(row)
     logged, words = row["logged"], WORDINGS[wording]
     lines = [words[0].format(logged["weights_gib"])] if "weights_gib" in logged else []
@@ -59,28 +58,13 @@ def test_published_starts_agree(row, wording):
     if wording != "0.6" and "kv_tokens" in logged:
         lines.append(words[2].format(logged["kv_tokens"]))
     text = "\n".join(f"(Worker_TP{r} pid={r}) INFO x [y.py:1] {line}" for line in lines for r in range(row["args"]["tp"]))
-    asked = Claim(resolve_question(model, judged.question.cluster, row["args"]))
-    found = audit_log(vllm_log.parse(text), asked)
+    found = audit_log(vllm_log.parse(text), Claim(resolve_question(model, judged.question.cluster, row["args"])))
     assert not [f for f in found.findings if f.verdict == "disagree"]
     settled = [f for f in found.findings if f.verdict == "agree" or "may count otherwise" in f.reason]
     assert len(settled) >= len(lines)
 
 
-def test_a_log_that_was_not_split():
-    """Weights as at TP 1 are named as such."""
-    whole = commtax.fit("llama-3.1-8b", "2xh100-sxm", tp=1).weights_bytes / GIB
-    log = vllm_log.parse(f"(Worker_TP0 pid=1) INFO x [y.py:1] Model loading took {whole:.4f} GiB and 1 seconds")
-    found = by_item(audit_log(log, question(tp=2)))
-    assert found["weights (TP0)"].verdict == "disagree"
-    assert found["weights (TP0)"].reason == "as at tp 1"
-    assert found["tensor-parallel size"].verdict == "unknown"
-    both = "\n".join(f"(Worker_TP{r} pid={r}) INFO x [y.py:1] Model loading took {whole:.4f} GiB and 1 seconds" for r in (0, 1))
-    found = by_item(audit_log(vllm_log.parse(both), question(tp=2)))
-    assert found["tensor-parallel size"].verdict == "agree"
-    assert found["weights (2 ranks alike)"].verdict == "disagree"
-
-
-def test_stages_are_compared_with_their_own_weights():
+def test_weights_are_compared_with_those_of_each_rank():
     """The four stages of a published start (vLLM 0.6.3, Llama-3.1-8B, PP 4)."""
     row = next(r for r in LOGS if r["args"].get("pp") == 4)
     lines = [
@@ -88,13 +72,20 @@ def test_stages_are_compared_with_their_own_weights():
     ]
     found = by_item(audit_log(vllm_log.parse("\n".join(lines)), question(cluster="4xa100-80-sxm", tp=1, pp=4)))
     assert [f.verdict for i, f in found.items() if i.startswith("weights")] == ["agree"] * 4
+    whole = commtax.fit("llama-3.1-8b", "2xh100-sxm", tp=1).weights_bytes / GIB
+    log = vllm_log.parse(f"(Worker_TP0 pid=1) INFO x [y.py:1] Model loading took {whole:.4f} GiB and 1 seconds")
+    found = by_item(audit_log(log, question(tp=2)))
+    assert (found["weights (TP0)"].verdict, found["weights (TP0)"].reason) == ("disagree", "as at tp 1")
+    assert found["tensor-parallel size"].verdict == "unknown"
+    both = "\n".join(f"(Worker_TP{r} pid={r}) INFO x [y.py:1] Model loading took {whole:.4f} GiB and 1 seconds" for r in (0, 1))
+    found = by_item(audit_log(vllm_log.parse(both), question(tp=2)))
+    assert (found["tensor-parallel size"].verdict, found["weights (2 ranks alike)"].verdict) == ("agree", "disagree")
 
 
 def test_a_disabled_custom_allreduce_is_priced():
     """64 layers' worth of small all-reduces over NCCL instead of a one-shot kernel."""
     log = vllm_log.parse("W x] Custom allreduce is disabled because your platform lacks GPU P2P capability or P2P test failed.")
-    asked = question(tp=2)
-    (found,) = [f for f in audit_log(log, asked).findings if "custom all-reduce is off" in f.item]
+    (found,) = [f for f in audit_log(log, question(tp=2)).findings if "custom all-reduce is off" in f.item]
     own, other = (float(commtax.bill("llama-3.1-8b", "2xh100-sxm", tp=2, library=x).step_s) for x in ("", "nccl"))
     assert (found.predicted, found.measured) == (None, None), "neither figure was measured"
     assert found.verdict == "disagree"
@@ -106,10 +97,8 @@ def test_a_trace_that_agrees():
     asked = question(tp=2)
     traces = [kineto.parse(decode_graphs(**made_steps(asked), rank=r)) for r in (0, 1)]
     found = by_item(audit_traces(traces, asked, ["a", "b"]))
-    assert found["all-reduces per decode step"].measured == 65
-    assert found["all-reduces per decode step"].verdict == "agree"
-    assert found["decode step"].verdict == "agree"
-    assert found["one all-reduce (shortest over ranks)"].verdict == "agree"
+    assert (found["all-reduces per decode step"].measured, found["all-reduces per decode step"].verdict) == (65, "agree")
+    assert (found["decode step"].verdict, found["one all-reduce (shortest over ranks)"].verdict) == ("agree", "agree")
     assert found["all-reduce bytes per step"].verdict == "unknown"
     assert "CUDA graph" in found["all-reduce bytes per step"].reason
     assert found["waiting for the slowest rank, share of the step"].verdict == "agree"
@@ -131,20 +120,21 @@ def test_kernels_without_a_name_are_counted_together():
         if "cross_device" in e["name"] or "nccl" in e["name"]:
             e["name"] = "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)"
     found = by_item(audit_traces([kineto.parse(made)], asked, ["a"]))
-    assert found["collectives per decode step"].measured == 66
-    assert found["collectives per decode step"].verdict == "agree"
+    assert (found["collectives per decode step"].measured, found["collectives per decode step"].verdict) == (66, "agree")
 
 
-def test_a_stage_of_a_pipeline_is_not_judged_by_the_whole():
+def test_what_a_question_is_not_about_is_not_judged():
     asked = question(cluster="4xh100-sxm", tp=2, pp=2)
     found = by_item(audit_traces([kineto.parse(decode_graphs(**made_steps(asked)))], asked, ["a"]))
     assert found["all-reduces per decode step"].verdict == "unknown"
+    asked = question(tp=2, batch=32)
+    section = audit_traces([kineto.parse(decode_graphs(**made_steps(asked)))], asked, ["a"])
+    assert {f.item: f.verdict for f in section.findings} == {"steps": "unknown"}
 
 
 @pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not here")
 @pytest.mark.parametrize("path", sorted(TRACES.glob("*.json.gz")), ids=lambda p: p.name[:30])
 def test_every_shared_trace_can_be_audited(path):
-    """Other models and training steps: the answer is some verdict, never an accident."""
     found = audit([path], question("qwen3-8b", "8xmi300x", tp=1))
     assert found.findings
     assert found.verdict in ("agree", "disagree", "unknown")
@@ -158,12 +148,6 @@ def test_a_straggler_is_named():
     assert found.verdict == "disagree"
     assert "rank 1 arrives last" in found.reason
     assert found.measured == pytest.approx(0.3 * words["compute_us"] / (words["compute_us"] + words["each_us"]), rel=0.01)
-
-
-def test_a_trace_without_the_steps_that_were_asked_for():
-    asked = question(tp=2, batch=32)
-    section = audit_traces([kineto.parse(decode_graphs(**made_steps(asked)))], asked, ["a"])
-    assert {f.item: f.verdict for f in section.findings} == {"steps": "unknown"}
 
 
 def latency(seconds, **words):
@@ -186,10 +170,8 @@ def test_serving_of_a_real_run_keeps_its_books():
     files = [FIXTURES / "vllm-cpu-tp1.serve.json", FIXTURES / "vllm-cpu-tp1.throughput.json"]
     found = audit(files, question(TINY, "2xcpu", tp=1, eager=True))
     verdicts = {f.item: f.verdict for f in found.findings}
-    assert verdicts["E2E = TTFT + (n - 1) TPOT"] == "agree"
-    assert verdicts["output tokens = rate x duration"] == "agree"
-    assert verdicts["tensor-parallel size in the result"] == "agree"
-    assert found.count("disagree") == 0
+    assert (verdicts["E2E = TTFT + (n - 1) TPOT"], verdicts["output tokens = rate x duration"]) == ("agree", "agree")
+    assert (verdicts["tensor-parallel size in the result"], found.count("disagree")) == ("agree", 0)
 
 
 def test_many_results_of_one_question_are_priced_once(monkeypatch):
@@ -216,15 +198,7 @@ def served(**words):
     return bench.parse(json.dumps({**plain, **words}))
 
 
-def test_ttft_that_is_a_whole_request():
-    """The table that this flag was made for: 128 x ITL in every row."""
-    results = served(mean_ttft_ms=128 * 7.2, mean_tpot_ms=7.2, mean_itl_ms=7.2)
-    found = [f for f in audit_bench(results, question(tp=1), "x").findings if f.item == "TTFT"]
-    assert [f.verdict for f in found] == ["disagree"]
-    assert "128 x ITL" in found[0].reason
-
-
-def test_definitions_are_checked_inside_a_result():
+def test_definitions_are_checked_inside_a_result_and_failures_are_told():
     """TPOT as whole time / tokens (some dashboards) does not add up; a rate a GPU neither."""
     sound = {"mean_ttft_ms": 40.0, "mean_tpot_ms": 7.0, "mean_e2el_ms": 40 + 127 * 7.0, "output_throughput": 128.0}
 
@@ -232,10 +206,14 @@ def test_definitions_are_checked_inside_a_result():
         section = audit_bench(served(**{**sound, **changes}), question(), "x")
         return {item: f.verdict for item, f in by_item(section).items()}
 
-    assert verdicts()["E2E = TTFT + (n - 1) TPOT"] == "agree"
-    assert verdicts()["output tokens = rate x duration"] == "agree"
+    assert (verdicts()["E2E = TTFT + (n - 1) TPOT"], verdicts()["output tokens = rate x duration"]) == ("agree", "agree")
     assert verdicts(mean_ttft_ms=400.0, mean_tpot_ms=1289 / 128, mean_e2el_ms=1289.0)["E2E = TTFT + (n - 1) TPOT"] == "disagree"
     assert verdicts(output_throughput=64.0)["output tokens = rate x duration"] == "disagree"
+    results = served(mean_ttft_ms=128 * 7.2, mean_tpot_ms=7.2, mean_itl_ms=7.2)
+    found = [f for f in audit_bench(results, question(tp=1), "x").findings if f.item == "TTFT"]
+    assert [f.verdict for f in found] == ["disagree"]
+    assert "128 x ITL" in found[0].reason
+    assert by_item(audit_bench(served(failed=3, mean_tpot_ms=9.0), question(tp=1), "x"))["failed requests"].verdict == "disagree"
 
 
 def test_two_gpus_as_fast_as_one():
@@ -247,10 +225,6 @@ def test_two_gpus_as_fast_as_one():
     found = by_item(audit_bench(latency(0.40), on_cpus, "x", latency(0.40)[0]))["speed-up of TP 2 over TP 1"]
     assert found.verdict == "unknown", "vLLM on CPUs spends its step in the host: equal times prove nothing there"
     assert "host's time hides it" in found.reason
-
-
-def test_what_failed_is_told():
-    assert by_item(audit_bench(served(failed=3, mean_tpot_ms=9.0), question(tp=1), "x"))["failed requests"].verdict == "disagree"
 
 
 @pytest.mark.parametrize("tp", [1, 2])
@@ -267,8 +241,7 @@ def test_vllm_on_cpu_is_reconciled(tp):
     assert items["full-length requests at once"].verdict == "agree"
     assert items["time per token (floor: reading the weights)"].verdict == "agree"
     assert "calibrate" in items["E2E (mean)"].reason
-    wrong = audit(files[:1], replace(asked, question=asked.question.but(tp=3 - tp)))
-    assert wrong.verdict == "disagree"
+    assert audit(files[:1], replace(asked, question=asked.question.but(tp=3 - tp))).verdict == "disagree"
 
 
 @pytest.mark.parametrize(("phase", "rows"), [("decode", 1), ("prefill", 128)])
@@ -289,8 +262,7 @@ def test_command_line():
     good = run(FIXTURES / "vllm-cpu-tp2.log", *words, "-tp", 2, "--json")
     assert good.returncode == 0
     document = json.loads(good.stdout)
-    assert document["schema"] == "commtax.audit/2"
-    assert document["verdict"] == "agree"
+    assert (document["schema"], document["verdict"]) == ("commtax.audit/2", "agree")
     assert set(document["sections"][0]["findings"][0]) == {
         *("code", "item", "predicted", "measured", "difference", "base", "low", "high", "tolerance", "unit"),
         *("verdict", "evidence", "reason"),
@@ -300,47 +272,29 @@ def test_command_line():
     bad = run(FIXTURES / "vllm-cpu-tp2.log", *words, "-tp", 1)
     assert bad.returncode == 1
     assert "TP 1: the run disagrees with the prediction: tensor-parallel size 2 in the file" in " ".join(bad.stdout.split())
-    results = run(
-        FIXTURES / "vllm-cpu-tp2.latency.json",
-        *words,
-        "-tp",
-        2,
-        "--baseline",
-        FIXTURES / "vllm-cpu-tp1.latency.json",
-        "--input-len",
-        128,
-        "--output-len",
-        32,
-    )
+    lengths = ("--input-len", 128, "--output-len", 32)
+    baseline = ("--baseline", FIXTURES / "vllm-cpu-tp1.latency.json")
+    results = run(FIXTURES / "vllm-cpu-tp2.latency.json", *words, "-tp", 2, *baseline, *lengths)
     assert results.returncode == 3
     assert "speed-up of TP 2" in results.stdout
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("hello\n", "looked for"),
-        ('{"a": 1}', "found JSON with the keys a"),
-        ('{"traceEvents": [', "cut off"),
-        ("", "looked for"),
-        ('{"avg_latency": ', "not valid JSON"),
-    ],
-)
+@pytest.mark.parametrize(("content", "words"), DATA["bad_files"])
 def test_bad_files(tmp_path, content, words):
-    path = tmp_path / "file"
-    path.write_text(content)
-    done = run(path, "--model", TINY, "--cluster", "2xcpu")
+    done = run(put(tmp_path, "file", content), "--model", TINY, "--cluster", "2xcpu")
     assert done.returncode == 2
     assert words in done.stderr
     assert done.stderr.count("\n") == 1
 
 
-def test_other_bad_input(tmp_path):
+def test_bad_input_and_kinds_by_content(tmp_path):
     assert run(tmp_path / "no.log", "--model", TINY, "--cluster", "2xcpu").returncode == 2
     assert run(FIXTURES / "vllm-cpu-tp2.log", "--model", TINY, "--cluster", "2xcpu", "-tp", 3).returncode == 2
     assert run(FIXTURES / "vllm-cpu-tp2.log", "--model", TINY, "--cluster", "2xcpu", "--tolerance", 0).returncode == 2
     phase = run(FIXTURES / "vllm-cpu-tp2.log", "--model", TINY, "--cluster", "2xcpu", "--phase", "bogus")
     assert (phase.returncode, "one of decode, prefill, mixed" in phase.stderr) == (2, True)
+    kinds = {p.name: formats.kinds(p)[0] for p in FIXTURES.glob("vllm-cpu-tp2*")}
+    assert set(kinds.values()) == {"log", "bench", "trace"}
 
 
 def log_of(**said):
@@ -348,8 +302,7 @@ def log_of(**said):
 
 
 def taken(*logs, said=(), cluster="4xh100-sxm"):
-    asked = Claim(resolve_question("qwen3-32b", cluster, {}))
-    return logged_run(ReadFiles(logs)).over(asked, set(said))
+    return logged_run(ReadFiles(logs)).over(Claim(resolve_question("qwen3-32b", cluster, {})), set(said))
 
 
 def test_a_claim_takes_what_its_log_says():
@@ -364,15 +317,6 @@ def test_a_claim_takes_what_its_log_says():
     assert taken(cluster="h100-sxm").plan_source == ""
     with pytest.raises(ValueError, match="output_len"):
         question(output_len=0)
-
-
-def test_kinds_by_content():
-    kinds = {p.name: formats.kinds(p)[0] for p in FIXTURES.glob("vllm-cpu-tp2*")}
-    assert set(kinds.values()) == {"log", "bench", "trace"}
-
-
-RESULT = """{"backend": "vllm", "model_id": "Qwen/Qwen3-32B", "completed": 80, "duration": 56.0, "max_concurrency": 8,
- "total_input_tokens": 81920, "total_output_tokens": 40960, "mean_ttft_ms": 126.0, "mean_tpot_ms": 10.7}"""
 
 
 @given(tp=st.sampled_from([1, 2, 4, 8]), seqs=st.sampled_from([16, 64, 256]), eager=st.booleans())

@@ -17,20 +17,30 @@ from commtax.runs.report.audit_words import headline
 from commtax.runs.results import bench, collective_tests
 from made_nccl import SIZES, TRUE, noisy, output, written
 from tables import tables
+from texts import put
 
 DATA = tables(__file__)
-
 GIB = 2**30
+AGGREGATE = DATA["aggregate"]
+TABLE = DATA["table"]
+SUMMARY = DATA["summary"]
+OVERVIEW = DATA["overview"]
+DEBUG = "(Worker pid=9) DEBUG 03-01 10:00:00 [distributed/parallel_state.py:1563] world_size=4 rank=3 local_rank=3 "
+HEAD = "#       size         count      type   redop    root     time   algbw   busbw #wrong\n"
+ITERATION = (
+    " [2026-03-01 10:00:00] iteration        {n}/     100 | consumed samples:        10240 | "
+    "elapsed time per iteration (ms): 15800.5 | throughput per GPU (TFLOP/s/GPU): 490.5 | learning rate: 4.134000E-07 | "
+    "global batch size:  2048 | lm loss: 1.344240E+01 | loss scale: 1.0 | grad norm: 2.870 | "
+    "number of skipped iterations:   0 | number of nan iterations:   0 |"
+)
+PREFIXES = DATA["prefixes"]
 
 
 @pytest.fixture
 def told(tmp_path):
-    """The audit of a text that somebody hands over: its findings and causes by code, and the headline."""
 
     def audited(text):
-        path = tmp_path / "file.txt"
-        path.write_text(text)
-        found = audit([path])
+        found = audit([put(tmp_path, "file.txt", text)])
         causes = {c.code: c for s in found.sections for c in s.causes}
         return {f.code: f for f in found.findings}, causes, headline(found)
 
@@ -38,11 +48,7 @@ def told(tmp_path):
 
 
 # results
-
-AGGREGATE = DATA["aggregate"]
-
-
-def test_a_summary_of_inferencex_is_read_in_seconds_and_for_all_gpus(told):
+def test_a_summary_of_inferencex_is_read_for_all_gpus_and_by_chunk(told):
     (read,) = bench.parse(json.dumps(AGGREGATE))
     assert (read.tool, read.concurrency, read.tp, read.accepted) == ("inferencex", 32, 4, 1.0)
     assert (read.total_tokens_per_s, read.output_tokens_per_s) == (3600.0, 1200.0)
@@ -50,30 +56,18 @@ def test_a_summary_of_inferencex_is_read_in_seconds_and_for_all_gpus(told):
     assert read.lengths == (900.0, 450.0)  # its clients draw them between 0.8 and 1 times what it names
     assert {"hardware": "b200", "engine": "sglang"}.items() <= read.facts.items()
     assert told(json.dumps(AGGREGATE))[0]["itl_mean"].measured == 0.05
-
-
-def test_tokens_of_a_step_are_what_a_chunk_holds_where_tokens_were_drafted():
     (read,) = bench.parse(json.dumps({**AGGREGATE, "spec_decoding": "mtp"}))
     assert isclose(read.accepted, 2.5)
     (apart,) = bench.parse(json.dumps({**AGGREGATE, "disagg": True, "num_prefill_gpu": 2, "num_decode_gpu": 6}))
     assert (apart.total_tokens_per_s, apart.output_tokens_per_s) == (7200.0, 1800.0)
 
 
-TABLE = DATA["table"]
-
-
-def test_a_table_of_genai_perf_needs_no_title(told):
+def test_a_table_of_genai_perf_needs_no_title_but_an_end(told):
     findings, _, _ = told(TABLE)
     assert isclose(findings["ttft_mean"].measured, 1.2505)
     assert (findings["tpot_mean"].measured, findings["output_tokens_per_s"].measured) == (0.02, 810.0)
-
-
-def test_a_table_whose_frame_does_not_end_is_partial(told):
     assert "partial, what it has shows nothing off" in told(TABLE)[2]
     assert "partial" not in told(TABLE + "└──────┴─────┴─────┘\n")[2]
-
-
-SUMMARY = DATA["summary"]
 
 
 @settings(max_examples=12, deadline=None)
@@ -93,9 +87,6 @@ def test_that_a_run_is_invalid_is_something_off(told):
     assert "something is off" in head
 
 
-OVERVIEW = DATA["overview"]
-
-
 def test_columns_of_an_overview_are_results_of_their_own():
     first, second = bench.parse_text(OVERVIEW)
     assert [(r.requests_per_s, r.output_tokens_per_s, r.tp, r.request_rate) for r in (first, second)] == [
@@ -106,11 +97,8 @@ def test_columns_of_an_overview_are_results_of_their_own():
     assert (single.requests_per_s, single.duration_s) == (1.5, pytest.approx(42.6667))
 
 
-SERVED = DATA["served"]
-
-
 def test_the_highest_percentile_the_gaps_and_the_peak_of_a_result_are_told(told):
-    findings, _, _ = told(SERVED)
+    findings, _, _ = told(DATA["served"])
     assert (findings["ttft_p95"].measured, findings["tpot_p95"].measured, findings["itl_mean"].measured) == (0.9, 0.05, 0.16)
     assert findings["peak concurrency"].measured == 37
     (read,) = bench.parse(json.dumps({"duration": 5.0, "completed": 9, "max_concurrent_requests": 7, "mean_ttft_ms": 3.0}))
@@ -118,8 +106,6 @@ def test_the_highest_percentile_the_gaps_and_the_peak_of_a_result_are_told(told)
 
 
 # serving lines
-
-
 def vllm_line(prompt, generated, running, waiting, share, engine=0):
     who = f"(APIServer pid=7) INFO 03-01 10:00:00 [loggers.py:257] Engine {engine:03d}: "
     rates = f"Avg prompt throughput: {prompt:.1f} tokens/s, Avg generation throughput: {generated:.1f} tokens/s, "
@@ -139,13 +125,10 @@ def test_throughput_lines_alone_are_a_log_and_a_healthy_one_has_no_cause(told):
     assert "nothing in it is off" in head
 
 
-def test_waiting_behind_a_full_cache_is_overload_even_in_two_lines(told):
+def test_queues_are_overload_or_told_with_what_binds(told):
     _, causes, head = told("\n".join(vllm_line(5.0, 900.0, 40, 110 + i, 99.5, engine=i) for i in range(2)))
     assert causes["cache full"].said.startswith("overloaded: the KV cache is full in 2 lines of 2, and up to 111 requests wait")
     assert "nothing in it is off" not in head
-
-
-def test_a_queue_before_a_cache_with_room_is_told_with_what_binds(told):
     prompts = told("\n".join(vllm_line(20000.0, 30.0, 8 + i, 60 - i, 20 + i) for i in range(4)))[1]
     assert "57 to 60 wait while 8 to 11 run, with the KV cache 23% full at most: their prompts" in prompts["queue"].said
     stuck = told("\n".join(vllm_line(0.0, 4.0, 1, 9, 70.0) for _ in range(4)))[1]
@@ -168,23 +151,18 @@ def test_requests_that_do_not_outnumber_those_that_run_are_no_queue(rows):
 @pytest.mark.parametrize("batch", ["batch, ", "batch [77], ", "batch. "])
 def test_batches_of_sglang_are_read_with_and_without_a_time(stamp, batch, tmp_path):
     prefill = f"Prefill {batch}#new-seq: 1, #new-token: 512, #cached-token: 0, token usage: 0.05, #running-req: 3, #queue-req: 2, "
-    path = tmp_path / "x.log"
-    path.write_text(f"{stamp}{prefill}input throughput (token/s): 8000.50, cuda graph: False\n")
+    path = put(tmp_path, "x.log", f"{stamp}{prefill}input throughput (token/s): 8000.50, cuda graph: False\n")
     (log,) = formats.read(path)
-    assert log.engine == "sglang"
-    assert log.moments == (Moment(3, 2, 0.0, 0.05, prompt_tokens_per_s=8000.5, let_in=1),)
+    assert (log.engine, log.moments) == ("sglang", (Moment(3, 2, 0.0, 0.05, prompt_tokens_per_s=8000.5, let_in=1),))
 
 
-def test_token_usage_and_tokens_of_decode_batches_are_told(told):
+def test_decode_batches_tell_their_tokens_and_prompts_need_no_graph(told):
     line = "[2026-03-01 10:00:0{} PP{}] Decode batch, #running-req: 2, #token: 5000, token usage: 0.40, cuda graph: True, "
     text = "\n".join(line.format(i, i % 2) + "gen throughput (token/s): 150.0, #queue-req: 0" for i in range(4))
     findings, causes, _ = told(text)
     assert (findings["tokens in the KV cache"].measured, findings["cache"].measured) == (5000, 0.4)
     assert findings["requests running"].measured == 2  # and not once for each stage
     assert not causes
-
-
-def test_a_prompt_that_runs_without_a_graph_is_no_decode_without_one(told):
     line = "Prefill batch, #new-seq: 1, #new-token: 64, token usage: 0.10, #running-req: 4, #queue-req: 0, cuda graph: False\n"
     assert not told(line * 5)[1]
 
@@ -214,24 +192,17 @@ def test_a_scheduler_that_failed_is_told_where_its_error_is_cut_off(told):
 
 
 # starts
-
-DEBUG = "(Worker pid=9) DEBUG 03-01 10:00:00 [distributed/parallel_state.py:1563] world_size=4 rank=3 local_rank=3 "
-
-
-def test_debug_lines_of_vllm_are_its_log(told):
+def test_starts_tell_ranks_memory_and_their_slowest_rank(told):
     findings, _, _ = told(DEBUG + "distributed_init_method=tcp://127.0.0.1:4 backend=nccl\n")
     assert findings["ranks in a world"].measured == 4
     assert not vllm_log.looks_like("/site/megatron/core/parallel_state.py:12: UserWarning: world size\n")
-
-
-USAGE = DATA["usage"]
-
-
-def test_the_account_of_memory_has_weights_graphs_and_the_ranks_names(told):
-    findings, _, _ = told(USAGE)
+    findings, _, _ = told(DATA["usage"])
     assert findings["weights"].measured == pytest.approx(27.25 * GIB)
     assert findings["memory of CUDA graphs, per rank"].measured == pytest.approx(3.5 * GIB)
     assert findings["tensor-parallel size"].measured == 4
+    line = "n1:7:9 [{r}] NCCL INFO Init timings: rank {r} nranks 4 total {s} (kernels 0.5, bootstrap 0.2)\n"
+    older = "n1:7:9 [2] NCCL INFO Init timings - ncclCommInitRank: rank 2 nranks 4 total 1.75 (kernels 0.5)\n"
+    assert told(line.format(r=0, s=1.25) + older + line.format(r=1, s=1.5))[0]["init"].measured == 1.75
 
 
 def test_the_model_is_the_one_that_is_served_and_not_its_drafter():
@@ -249,9 +220,6 @@ def test_the_model_is_the_one_that_is_served_and_not_its_drafter():
         8,
         100.5,
     )
-
-
-def test_sglang_loads_its_model_before_a_drafter_and_says_what_is_left():
     log = sglang_log.parse(
         "[10:00:00] Load weight begin. avail mem=90.00 GB\n"
         "[10:00:01] Load weight end. elapsed=60.50 s, type=TargetForCausalLM, avail mem=50.00 GB, mem usage=40.00 GB.\n"
@@ -283,12 +251,6 @@ def test_a_cache_that_is_next_to_nothing_is_named_and_a_small_one_by_choice_is_n
     assert not told(start(8.0, 1.5))[1]
 
 
-def test_the_time_of_a_start_of_nccl_is_that_of_its_slowest_rank(told):
-    line = "n1:7:9 [{r}] NCCL INFO Init timings: rank {r} nranks 4 total {s} (kernels 0.5, bootstrap 0.2)\n"
-    older = "n1:7:9 [2] NCCL INFO Init timings - ncclCommInitRank: rank 2 nranks 4 total 1.75 (kernels 0.5)\n"
-    assert told(line.format(r=0, s=1.25) + older + line.format(r=1, s=1.5))[0]["init"].measured == 1.75
-
-
 def test_where_ranks_stood_when_the_watchdog_spoke_is_told(tmp_path):
     stood = "[rank{r}]:[E] [PG ID 1 PG GUID 1 Rank {r}]  failure detected by watchdog at work sequence id: 3 PG status: "
     path = tmp_path / "x.log"
@@ -300,10 +262,6 @@ def test_where_ranks_stood_when_the_watchdog_spoke_is_told(tmp_path):
 
 
 # tests of collectives
-
-HEAD = "#       size         count      type   redop    root     time   algbw   busbw #wrong\n"
-
-
 def device(rank, bus, host="host"):
     return f"#  Rank  {rank} Group  0 Pid 7 on {host} device  {rank} [0000:{bus}:00] NVIDIA H200 NVL\n"
 
@@ -313,28 +271,21 @@ def row(nbytes, us, ranks):
     return f"{nbytes:>12} {nbytes // 4:>12} float sum -1 {us:>9.2f} {alg:>7.2f} {alg * 2 * (ranks - 1) / ranks:>7.2f} 0\n"
 
 
-def test_ranks_are_those_of_the_factor_where_the_list_of_devices_is_cut(told):
+def test_rows_and_ranks_are_told_without_a_cluster_or_a_whole_list(told):
     text = "".join(device(r, f"{r}0") for r in range(3, 8)) + HEAD + row(1 << 30, 27500.0, 8)
     findings, _, _ = told(text)
-    assert collective_tests.parse(text).ranks == 8
-    assert findings["size"].measured == pytest.approx(0.0275)
+    assert (collective_tests.parse(text).ranks, findings["size"].measured) == (8, pytest.approx(0.0275))
     assert "8 ranks" in findings["peak"].item
-
-
-def test_rows_are_told_where_no_cluster_is_known(told):
     assert told(HEAD + row(1 << 30, 10300.0, 16))[0]["size"].measured == pytest.approx(0.0103)
 
 
-def test_two_ranks_on_one_gpu_are_off_and_two_hosts_with_one_bus_id_are_not(told):
+def test_shared_gpus_and_small_parts_of_a_link_are_causes(told):
     rows = HEAD + row(1 << 27, 58000.0, 2)
     findings, causes, head = told(device(0, "02") + device(1, "02") + rows)
     assert findings["GPUs that several ranks share"].verdict == "disagree"
     assert "shared GPU" in causes
     assert "something is off" in head
     assert "shared GPU" not in told(device(0, "02") + device(1, "02", "other") + rows)[1]
-
-
-def test_a_small_part_of_the_link_is_a_cause(told):
     devices = "".join(f"#  Rank  {r} Group  0 Pid 7 on h device  {r} [0000:{r}0:00] NVIDIA H100 80GB HBM3\n" for r in range(8))
     slow, sound = (told(devices + HEAD + row(1 << 30, us, 8))[1] for us in (180_000.0, 4_200.0))
     assert "2.3% of nvlink4" in slow["far below"].said
@@ -342,15 +293,6 @@ def test_a_small_part_of_the_link_is_a_cause(told):
 
 
 # training
-
-ITERATION = (
-    " [2026-03-01 10:00:00] iteration        {n}/     100 | consumed samples:        10240 | "
-    "elapsed time per iteration (ms): 15800.5 | throughput per GPU (TFLOP/s/GPU): 490.5 | learning rate: 4.134000E-07 | "
-    "global batch size:  2048 | lm loss: 1.344240E+01 | loss scale: 1.0 | grad norm: 2.870 | "
-    "number of skipped iterations:   0 | number of nan iterations:   0 |"
-)
-
-
 @settings(max_examples=15, deadline=None)
 @given(st.integers(86, 200), st.booleans())
 def test_an_iteration_is_one_line_however_it_was_broken(width, bars):
@@ -375,19 +317,14 @@ def test_the_global_batch_is_told(told):
     assert told(argued + steps)[0]["global batch, sequences"].measured == 64
 
 
-PREFIXES = DATA["prefixes"]
-
-
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """A text without a prefix, and the libraries that are made of it."""
     text = output("all_reduce", 8, noisy(TRUE, 8, np.random.default_rng(1), SIZES[::2]))
     return text, calibrate([written(tmp_path_factory.mktemp("plain"), "a.txt", text)], "8xa100-80-sxm").profile.libraries
 
 
 @pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)
 def test_every_launcher_s_prefix_is_read_past(tmp_path, plain, prefix):
-    """``calibrate`` took what begins with a bracket for JSON."""
     text, libraries = plain
     tagged = "\n".join(prefix + line for line in text.splitlines())
     assert collective_tests.parse_all(tagged) == collective_tests.parse_all(text)
@@ -418,18 +355,14 @@ def without_ranks(text, keep=()):
     return "\n".join(x for x in text.splitlines() if "Rank" not in x or any(x.startswith(y) for y in listed))
 
 
-def test_one_line_of_the_list_tells_the_size():
-    """Rank 71 alone is of 72 ranks, not of one."""
-    text = output("all_reduce", 72, noisy(TRUE, 72, np.random.default_rng(3)))
-    assert collective_tests.parse_run(without_ranks(text, [71])).ranks == 72
-    assert collective_tests.parse_run(without_ranks(text, [0, 1, 2, 3])).ranks == 72, "the list was cut; the bandwidths tell"
-
-
-def test_a_list_that_the_bandwidths_contradict(tmp_path):
+def test_lists_of_ranks_tell_the_size_or_contradict_the_bandwidths(tmp_path):
     text = output("all_reduce", 8, noisy(TRUE, 8, np.random.default_rng(3)))
     wrong = written(tmp_path, "x.txt", text.replace("Rank  7", "Rank 71"))
     with pytest.raises(ValueError, match=r"'x.txt': lists rank 71, and its busbw / algbw tell 8 ranks"):
         calibrate([wrong], "8xa100-80-sxm")
+    text = output("all_reduce", 72, noisy(TRUE, 72, np.random.default_rng(3)))
+    assert collective_tests.parse_run(without_ranks(text, [71])).ranks == 72
+    assert collective_tests.parse_run(without_ranks(text, [0, 1, 2, 3])).ranks == 72, "the list was cut; the bandwidths tell"
 
 
 def test_groups_side_by_side_are_counted_apart():

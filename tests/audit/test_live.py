@@ -40,6 +40,7 @@ from commtax.verbs.settling import resolve_question
 from forked import ForkedProgram
 from metrics_pages import RECORDED_APART_S, ShownPage, SimulatedServer, recorded, shown
 from paths import FIXTURES, ROOT
+from texts import lacking
 
 DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 TINY = FIXTURES / "tiny-llama"
@@ -91,8 +92,7 @@ def test_slower_and_faster_are_told_by_the_range(stretch):
 
 
 def test_a_percentile_is_a_bucket_and_never_a_number():
-    seen = seen_between(simulated())
-    tails = [f for f in seen.findings if f.code.endswith("_p99")]
+    tails = [f for f in seen_between(simulated()).findings if f.code.endswith("_p99")]
     assert {f.code for f in tails} == {"ttft_p99", "itl_p99", "e2el_p99"}
     assert all(f.measured is None and f.verdict == "unknown" and "bounds of its bucket" in f.reason for f in tails)
     assert all(re.search(r"\(p99\): \d.* to \d", f.item) for f in tails)
@@ -131,19 +131,15 @@ def test_once_over_http(stretch, code, word):
     assert document["verdict"] == ("disagree" if code else "agree")
 
 
-def test_a_pasted_launch_says_what_runs_and_a_window_what_happens_now():
+def test_a_pasted_launch_says_what_runs_and_without_a_claim_it_is_told_what_happens():
     command = f"vllm serve {TINY} --enforce-eager --max-model-len 1024"
     with shown(recorded(1), recorded(2)) as at:
         done = run_here("audit", "--metrics", at.url, "--from", command, "--cluster", "2xcpu", "--window", "500ms")
     assert done.returncode == 3, done.stderr  # seconds of CPUs are assumed
     first, load = done.stdout.splitlines()[:2]
     assert first == "tiny-llama on 2xcpu, TP 1: no verdict"
-    assert "160 tokens in, 32 out" in load
-    assert "80% of the prompt tokens cached" in load
+    assert not lacking(load, "160 tokens in, 32 out", "80% of the prompt tokens cached")
     assert "to judge it: seconds of cpu are assumed" in done.stdout
-
-
-def test_without_a_claim_it_is_told_what_happens():
     with shown(recorded(2)) as at:
         done = run_here("audit", "--metrics", at.url.removesuffix("/metrics"), "--header", "Authorization: Bearer x y")
         assert (at.asked[0]["path"], at.asked[0]["Authorization"]) == ("/metrics", "Bearer x y")
@@ -157,8 +153,7 @@ def test_what_is_no_page_of_metrics_is_refused_by_name(row):
     with shown(ShownPage(row["body"], row.get("status", 200), row.get("headers", {}))) as at:
         done = run_here("audit", "--metrics", at.url)
     assert done.returncode == 2
-    assert f"error: metrics '{at.url}': " in done.stderr
-    assert row["said"] in done.stderr
+    assert not lacking(done.stderr, f"error: metrics '{at.url}': ", row["said"])
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -187,7 +182,6 @@ def test_who_is_silent_or_endless_is_given_up(monkeypatch):
 
 
 def samples(page):
-    """Samples of a page, each line of which must be one or a comment on its family."""
     found = {}
     for line in page.splitlines():
         match = re.fullmatch(r'(commtax_\w+)(?:\{((?:\w+="[^"]*",?)*)\})? (\S+)', line)
@@ -227,8 +221,7 @@ def test_the_band_is_served_and_a_server_that_goes_away_is_told():
 
 
 def test_the_dashboard_of_grafana_draws_what_is_served():
-    document = json.loads(GRAFANA.read_text())
-    asked = [target["expr"] for panel in document["panels"] for target in panel["targets"]]
+    asked = [target["expr"] for panel in json.loads(GRAFANA.read_text())["panels"] for target in panel["targets"]]
     named = {name for expr in asked for name in re.findall(r"commtax_(\w+)", expr)}
     assert named <= FAMILIES.keys()
     assert {"measured_seconds", "predicted_seconds", "measured_bucket_seconds", "state", "load"} <= named
@@ -258,17 +251,8 @@ def test_the_dashboard_fits_its_terminal(width):
 def test_a_dashboard_on_a_terminal_ends_cleanly(signal_number, tmp_path):
     leader, follower = pty.openpty()
     with shown(recorded(1), recorded(2)) as at:
-        words = [
-            "audit",
-            "--metrics",
-            at.url,
-            "--every",
-            "500ms",
-            "--export-prometheus",
-            "0",
-            "--grafana",
-            str(tmp_path / "g.json"),
-        ]
+        words = ["audit", "--metrics", at.url, "--every", "500ms", "--export-prometheus", "0", "--grafana"]
+        words += [str(tmp_path / "g.json")]
         process = ForkedProgram("commtax", *words, stdin=follower, stdout=follower, env={**os.environ, "TERM": "xterm"})
         os.close(follower)
         text = read_until(leader, "(last ")
@@ -302,8 +286,7 @@ def test_in_a_pipe_each_look_is_a_line():
             lines = [json.loads(process.stdout.readline()) for _ in range(3)]
             process.send_signal(signal.SIGINT)
             _, errors = process.communicate()
-    assert [line["schema"] for line in lines] == ["commtax.audit/2"] * 3
-    assert process.returncode == 0
+    assert ([line["schema"] for line in lines], process.returncode) == (["commtax.audit/2"] * 3, 0)
     assert "answers with 503: the server is not ready" in errors
     assert "restarted since the last look" in str(lines[2])
 

@@ -28,12 +28,19 @@ from commtax.statement import Refusal
 from made_nccl import SIZES, TRUE, noisy, output, seconds, written
 from paths import BENCHMARKS, SHARED
 from tables import tables
+from texts import lacking
 
 DATA = tables(__file__)
-
 COLLECTIVES = SHARED / "collectives.csv"
-
 H200 = BENCHMARKS / "h200"
+PLACE = "4x8xh100-sxm"
+NOISE = 0.02
+SLOW = settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FABRICS = st.fixed_dictionaries(
+    {"efficiency": st.floats(0.3, 1.0), "hops": st.floats(0.8, 12.0), "pipelining": st.floats(0.4, 2.5)}
+)
+SWEEPS = st.lists(st.integers(6, 33), min_size=1, max_size=10, unique=True).map(lambda powers: sorted(2**x for x in powers))
+CURVE = asdict(NetworkCurve("all-reduce", (16,), (1024.0, 4096.0), ((1.0, 2.0),), ((0.1, 0.1),)))
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -43,8 +50,7 @@ def test_known_constants_come_back_through_noise_and_outliers(tmp_path, seed):
     found = calibrate(files, "8xa100-80-sxm")
     (path,) = found.profile.libraries["nccl"]
     assert path.bandwidth_Bps == pytest.approx(TRUE.bandwidth_Bps, rel=0.03)
-    assert path.launch_s == pytest.approx(TRUE.launch_s, rel=0.06)
-    assert path.hop_s == pytest.approx(TRUE.hop_s, rel=0.06)
+    assert (path.launch_s, path.hop_s) == (pytest.approx(TRUE.launch_s, rel=0.06), pytest.approx(TRUE.hop_s, rel=0.06))
     (part,) = found.parts
     assert part.after.median < 0.025 < part.before.median
     assert all(2 < factor < 3 for _, factor in part.outliers)
@@ -63,9 +69,7 @@ def test_a_switch_of_algorithms_is_found_only_where_there_is_one(tmp_path):
     rows = [r for r in noisy(small, 8, rng) if r[0] <= 2**20] + [r for r in noisy(large, 8, rng) if r[0] > 2**20]
     two = calibrate([written(tmp_path, "two.txt", output("all_reduce", 8, rows))], "8xh100-sxm")
     first, second = two.profile.libraries["nccl"]
-    assert first.max_bytes == ((8, 2.0**20),)
-    assert second.turn == 1
-    assert second.bandwidth_Bps == pytest.approx(300e9, rel=0.05)
+    assert (first.max_bytes, second.turn, second.bandwidth_Bps) == (((8, 2.0**20),), 1, pytest.approx(300e9, rel=0.05))
     one = calibrate([written(tmp_path, "one.txt", output("all_reduce", 8, noisy(TRUE, 8, rng)))], "8xh100-sxm")
     assert len(one.profile.libraries["nccl"]) == 1
 
@@ -74,13 +78,11 @@ def test_one_group_size_says_so_and_asks_for_another(tmp_path):
     rng = np.random.default_rng(2)
     found = calibrate([written(tmp_path, "8.txt", output("all_reduce", 8, noisy(TRUE, 8, rng)))], "8xa100-80-sxm")
     (path,) = found.profile.libraries["nccl"]
-    assert path.hop_s == 0
-    assert path.launch_s == pytest.approx(TRUE.launch_s + 7 * TRUE.hop_s, rel=0.05)
+    assert (path.hop_s, path.launch_s) == (0, pytest.approx(TRUE.launch_s + 7 * TRUE.hop_s, rel=0.05))
     assert "all latency is in launch_s" in " ".join(found.parts[0].notes)
     assert "over 2 ranks" in found.wish.what
     here, elsewhere = (commtax.expect("all-reduce", "8xa100-80-sxm", nbytes=8192, ranks=n, profile=found.profile) for n in (8, 2))
-    assert here.source == "calibrated: my-box"
-    assert elsewhere.source == "assumed: measured on 8 ranks"
+    assert (here.source, elsewhere.source) == ("calibrated: my-box", "assumed: measured on 8 ranks")
     assert elsewhere.spread > 3 * here.spread
 
 
@@ -110,25 +112,30 @@ def test_too_few_points_are_refused_with_what_is_needed(tmp_path, sizes, says):
         calibrate([written(tmp_path, "few.txt", output("all_reduce", 8, noisy(TRUE, 8, rng, sizes)))], "8xa100-80-sxm")
 
 
-def test_wrong_values_are_no_measurements(tmp_path):
-    rng = np.random.default_rng(5)
-    rows = noisy(TRUE, 8, rng)
+def test_wrong_values_and_impossible_times_are_no_measurements(tmp_path):
+    rows = noisy(TRUE, 8, np.random.default_rng(5))
     rows[3] = (*rows[3][:3], 17)
     found = calibrate([written(tmp_path, "w.txt", output("all_reduce", 8, rows))], "8xa100-80-sxm")
     assert found.parts[0].rows == 2 * (len(rows) - 1)
     assert found.refused == ("w.txt: all-reduce of 8 KiB over 8 ranks: 17 wrong values, no measurement",)
+    file = written(tmp_path, "fast.json", json.dumps(bench("llama-3.1-8b", 1, 0.002, 0.02)))
+    with pytest.raises(ValueError, match=r"2 ms per token beats the hardware, which needs 4\.\d+ ms"):
+        calibrate([file], "8xh100-sxm")
+    rows = [(2**x, 20 + 2**x / 2e5, 20 + 2**x / 2e5, 0) for x in range(10, 31)]
+    rows[-1] = (2**30, 200.0, 5500.0, 0)
+    with pytest.raises(Refusal, match=r"'8.txt: all-reduce of 1 GiB over 8 ranks': [\d.]+ times as fast as nvlink4"):
+        calibrate([written(tmp_path, "8.txt", output("all_reduce", 8, rows))], "8xh100-sxm")
 
 
-def test_several_runs_in_one_text_and_a_text_without_its_command():
+def test_forms_and_choices_of_paths_are_the_catalogue_s():
+    assert set(get_args(Algorithm)) == set(ALGORITHMS)
+    paths = (Route("all-reduce", "ring", 1e9, max_bytes=((8, 1024.0),)), Route("all-reduce", "ring", 1e10, launch_s=1.0, turn=1))
+    assert (int(choose(paths, 1024, 8).path), int(choose(paths, 1025, 8).path)) == (0, 1)
     rng = np.random.default_rng(6)
     two = output("all_reduce", 8, noisy(TRUE, 8, rng)) + output("all_gather", 4, noisy(TRUE, 4, rng))
     assert [(r.op, r.ranks, len(r.rows)) for r in collective_tests.parse_all(two)] == [("all-reduce", 8, 21), ("all-gather", 4, 21)]
     bare = collective_tests.parse_run(output("all_reduce", 8, noisy(TRUE, 8, rng), header=False))
     assert (bare.op, bare.ranks) == ("all-reduce", 8)
-
-
-def test_the_catalogue_s_forms_are_the_ones_a_profile_may_name():
-    assert set(get_args(Algorithm)) == set(ALGORITHMS)
 
 
 def test_across_hosts(tmp_path):
@@ -142,8 +149,7 @@ def test_across_hosts(tmp_path):
         files.append(written(tmp_path, f"{ranks}.txt", output("all_reduce", ranks, rows)))
     found = calibrate(files, "4x8xh100-sxm")
     network = found.profile.network
-    assert network["efficiency"] == pytest.approx(0.7, rel=0.03)
-    assert network["hops"] == pytest.approx(5.0, rel=0.05)
+    assert (network["efficiency"], network["hops"]) == (pytest.approx(0.7, rel=0.03), pytest.approx(5.0, rel=0.05))
     with_it = commtax.expect("all-reduce", "4x8xh100-sxm", nbytes=2**26, ranks=32, profile=found.profile)
     assert with_it.source == "calibrated: my-box"
     assert with_it.spread < commtax.expect("all-reduce", "4x8xh100-sxm", nbytes=2**26, ranks=32).spread
@@ -171,40 +177,28 @@ def bench(model, clients, tpot, ttft, tp=1, lengths=(512, 256), **more):
 
 
 def served(tmp_path, clients, **host):
-    """Results of an engine whose host times are known."""
     truth = overlay.Profile("true", host=host, engine="vllm")
     files = []
     for c in clients:
-        s = commtax.simulate(
-            "llama-3.1-8b",
-            "8xh100-sxm",
-            concurrency=c,
-            input_len=512,
-            output_len=256,
-            num_prompts=10 * c,
-            profile=truth,
-            spread=0.0,
-        )
+        load = {"concurrency": c, "input_len": 512, "output_len": 256, "num_prompts": 10 * c, "spread": 0.0}
+        s = commtax.simulate("llama-3.1-8b", "8xh100-sxm", profile=truth, **load)
         files.append(written(tmp_path, f"c{c}.json", json.dumps(bench("llama-3.1-8b", c, s.tpot_s, s.ttft_s))))
     return files
 
 
 def test_a_wild_time_to_the_first_token_costs_its_own_part_alone(tmp_path):
-    """The rest of the profile is written, and what was left out is said."""
     waits = (0.3, 4000.0, 0.3, 9000.0)
     rows = [json.dumps(bench("mixtral-8x7b", c, 0.03, ttft, tp=8)) for c, ttft in zip((1, 4, 16, 64), waits, strict=True)]
     files = [written(tmp_path, f"m{i}.json", row) for i, row in enumerate(rows)]
     out = tmp_path / "box.toml"
     done = run_here("calibrate", *files, "--cluster", "8xh100-sxm", "-o", out)
-    assert done.returncode == 0
-    assert done.stdout.count("not this deployment") == 2
+    assert (done.returncode, done.stdout.count("not this deployment")) == (0, 2)
     assert sorted((x.metric, x.clients) for x in overlay.load(out).lessons if x.metric == "ttft") == [("ttft", 1), ("ttft", 16)]
 
 
 @given(st.lists(st.tuples(st.sampled_from([1, 8, 64]), st.floats(0.006, 1e4), st.floats(1e-4, 1e6)), min_size=1, max_size=5))
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_is_written_can_be_read(tmp_path, runs):
-    """Whatever runs were: a profile that its reader takes, or a refusal and no file."""
     files = [written(tmp_path, f"r{i}.json", json.dumps(bench("llama-3.1-8b", *run))) for i, run in enumerate(runs)]
     out = tmp_path / "out.json"
     out.unlink(missing_ok=True)
@@ -226,12 +220,6 @@ def test_latency_results_need_their_lengths(tmp_path):
     assert abs(float(told.e2e_s) / whole - 1) < 0.05 < abs(float(usual.e2e_s) / whole - 1)
 
 
-def test_what_no_machine_can_do_is_refused(tmp_path):
-    file = written(tmp_path, "fast.json", json.dumps(bench("llama-3.1-8b", 1, 0.002, 0.02)))
-    with pytest.raises(ValueError, match=r"2 ms per token beats the hardware, which needs 4\.\d+ ms"):
-        calibrate([file], "8xh100-sxm")
-
-
 def test_kernels_of_our_own_sweep(tmp_path):
     rows = [json.loads(x) for x in (H200 / "gemm.jsonl").read_text().splitlines()]
     kept = [r for r in rows if r["kind"] == "gemm" and r["dtype"] == "bf16"]
@@ -251,7 +239,6 @@ def test_kernels_of_our_own_sweep(tmp_path):
 
 
 def test_a_note_names_the_scalar_that_shapes_do_not_tell(tmp_path, monkeypatch):
-    """A family without a fixed time has one scalar less to tell."""
     usual = catalog.kernel_constants(catalog.engine("fused"), catalog.chip("h200-sxm"))
     bare = {**usual.tables["gemm.bf16"], "t0": 0.0}
     monkeypatch.setattr(catalog, "kernel_constants", lambda *_: replace(usual, tables={"gemm.bf16": bare}))
@@ -353,20 +340,11 @@ def answer(command, capsys):
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize(
-    ("command", "says"),
-    [
-        (["fit", "llama-3.1-8b", "-c", "8xh100-sxm", "-tp", "8"], "says nothing of memory"),
-        (["fit", "llama-3.1-8b", "-c", "8xh100-sxm", "--phase", "train"], "says nothing of memory"),
-        (["bill", "llama-3.1-8b", "-c", "8xh100-sxm", "--exact"], "--exact has none"),
-        (["bill", "llama-3.1-8b", "-c", "8xa100-80-sxm"], "measured on h100-sxm, and the cluster has a100-80-sxm"),
-    ],
-)
+@pytest.mark.parametrize(("command", "says"), DATA["a_profile_is_honoured_or_refused"])
 def test_a_profile_is_honoured_or_refused(tmp_path, capsys, command, says):
     rng = np.random.default_rng(10)
     found = calibrate([written(tmp_path, "8.txt", output("all_reduce", 8, noisy(TRUE, 8, rng)))], "8xh100-sxm")
-    file = written(tmp_path, "box.json", json.dumps(found.document))
-    assert run([*command, "--profile", file]) == 2
+    assert run([*command, "--profile", written(tmp_path, "box.json", json.dumps(found.document))]) == 2
     assert says in capsys.readouterr().err
 
 
@@ -385,8 +363,7 @@ def test_engines_keep_their_own_kernels_and_other_links_the_catalogue_s(tmp_path
 
 
 def test_options_without_a_use_are_refused(tmp_path):
-    rng = np.random.default_rng(12)
-    file = written(tmp_path, "8.txt", output("all_reduce", 8, noisy(TRUE, 8, rng)))
+    file = written(tmp_path, "8.txt", output("all_reduce", 8, noisy(TRUE, 8, np.random.default_rng(12))))
     with pytest.raises(ValueError, match="model: belongs to benchmarks"):
         calibrate([file], "8xh100-sxm", model="llama-3.1-8b")
     with pytest.raises(ValueError, match="2xh100-sxm has 2 GPUs"):
@@ -420,15 +397,8 @@ def test_a_profile_made_of_half_of_a_published_sweep_improves_the_other_half(tmp
     assert errors["own"] < errors["plain"] / least
 
 
-def test_choosing_among_measured_paths_is_the_catalogue_s_own_choice():
-    paths = (Route("all-reduce", "ring", 1e9, max_bytes=((8, 1024.0),)), Route("all-reduce", "ring", 1e10, launch_s=1.0, turn=1))
-    assert int(choose(paths, 1024, 8).path) == 0
-    assert int(choose(paths, 1025, 8).path) == 1
-
-
 @pytest.mark.parametrize("seconds", [1e-320, pytest.param(10**400, id="huge"), 0.0, "fast"])
 def test_times_that_nothing_takes_are_refused_by_row(tmp_path, seconds):
-    """They used to reach logarithms: warnings of NumPy above an answer that was fitted on them."""
     lines = [json.loads(line) for line in (H200 / "decode.jsonl").read_text().splitlines()[:40]]
     lines[7]["median_s"] = seconds
     file = written(tmp_path, "decode.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
@@ -439,32 +409,13 @@ def test_times_that_nothing_takes_are_refused_by_row(tmp_path, seconds):
 
 
 def test_benchmarks_that_asked_the_same_are_priced_once(tmp_path, monkeypatch):
-    """A result that stands 2,000 times in a file costs the prices of one."""
     plain, calls = learning.simulate, []
     monkeypatch.setattr(learning, "simulate", lambda *words, **more: calls.append(1) or plain(*words, **more))
     row = {"backend": "vllm", "model_id": "llama-3.1-8b", "num_prompts": 80, "max_concurrency": 8, "completed": 80, "duration": 9.0}
     row |= {"total_input_tokens": 81_920, "total_output_tokens": 10_240, "mean_ttft_ms": 60.0, "mean_tpot_ms": 9.0}
     file = written(tmp_path, "serve.json", json.dumps([row] * 2000))
-    found = calibrate([Path(file)], catalog.cluster("8xh100-sxm"), name="x")
-    assert found.profile.lessons
+    assert calibrate([Path(file)], catalog.cluster("8xh100-sxm"), name="x").profile.lessons
     assert len(calls) < 10
-
-
-PLACE = "4x8xh100-sxm"
-
-NOISE = 0.02
-
-SLOW = settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-FABRICS = st.fixed_dictionaries(
-    {
-        "efficiency": st.floats(0.3, 1.0),
-        "hops": st.floats(0.8, 12.0),
-        "pipelining": st.floats(0.4, 2.5),
-    }
-)
-
-SWEEPS = st.lists(st.integers(6, 33), min_size=1, max_size=10, unique=True).map(lambda powers: sorted(2**x for x in powers))
 
 
 def timed(fabric, sizes, ranks=16, seed=0, noise=NOISE):
@@ -487,7 +438,6 @@ def predicted(sizes, profile, ranks=16):
 @SLOW
 @given(fabric=FABRICS, sizes=SWEEPS, seed=st.integers(0, 99))
 def test_what_was_shown_comes_back_and_can_be_read(tmp_path, fabric, sizes, seed):
-    """However few sizes: one already helps, and what is written is what is used."""
     rows = timed(fabric, sizes, seed=seed)
     found = calibrate([text_of(tmp_path, "shown.txt", rows)], PLACE)
     shown = np.sqrt([out * again for _, out, again, _ in rows]) * 1e-6
@@ -504,16 +454,14 @@ def test_neither_the_order_of_files_nor_a_file_given_twice_changes_anything(tmp_
     """The rule of weights: rows that say exactly the same count once."""
     files = [text_of(tmp_path, f"{ranks}.txt", timed(fabric, sizes, ranks, seed), ranks) for ranks in (16, 32)]
     copy = text_of(tmp_path, "16.txt", timed(fabric, sizes, 16, seed), 16)
-    one = calibrate(files, PLACE).document
-    assert calibrate([*files[::-1], copy, *files], PLACE).document == one
+    assert calibrate([*files[::-1], copy, *files], PLACE).document == calibrate(files, PLACE).document
 
 
 def test_files_inside_a_host_in_another_order_or_twice_change_nothing(tmp_path):
     rng = np.random.default_rng(3)
     rows = [(2**x, *(20 + 2**x / 2e5 * np.exp(0.02 * rng.standard_normal(2))), 0) for x in range(10, 31, 2)]
     files = [written(tmp_path, f"{n}.txt", output("all_reduce", n, rows)) for n in (4, 8)]
-    one = calibrate(files, "8xh100-sxm").document
-    assert calibrate([*files[::-1], *files], "8xh100-sxm").document == one
+    assert calibrate([*files[::-1], *files], "8xh100-sxm").document == calibrate(files, "8xh100-sxm").document
 
 
 @SLOW
@@ -540,25 +488,15 @@ def test_a_run_that_beats_its_nics_is_refused_by_name_and_nothing_is_written(tmp
     sizes = [2**x for x in range(10, 33)]
     rows = timed(fabric, sizes)
     size = sizes[place]
-    floor_us = 1e6 * size / (8 * catalog.cluster(PLACE).inter.bandwidth_Bps)
-    rows[place] = (size, floor_us / faster, rows[place][2], 0)
+    rows[place] = (size, 1e6 * size / (8 * catalog.cluster(PLACE).inter.bandwidth_Bps) / faster, rows[place][2], 0)
     out = tmp_path / "box.json"
     done = run_here("calibrate", text_of(tmp_path, "fast.txt", rows), "-c", PLACE, "--out", out)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert f"'fast.txt: all-reduce of {_bytes(size)} over 16 ranks'" in done.stderr
-    assert "can carry it" in done.stderr
+    assert not lacking(done.stderr, f"'fast.txt: all-reduce of {_bytes(size)} over 16 ranks'", "can carry it")
     assert not out.exists()
 
 
-def test_a_row_that_beats_nvlink_is_refused_by_name(tmp_path):
-    rows = [(2**x, 20 + 2**x / 2e5, 20 + 2**x / 2e5, 0) for x in range(10, 31)]
-    rows[-1] = (2**30, 200.0, 5500.0, 0)
-    with pytest.raises(Refusal, match=r"'8.txt: all-reduce of 1 GiB over 8 ranks': [\d.]+ times as fast as nvlink4"):
-        calibrate([written(tmp_path, "8.txt", output("all_reduce", 8, rows))], "8xh100-sxm")
-
-
 TEXT = output("all_reduce", 16, timed({"efficiency": 0.7, "hops": 4.0, "pipelining": 1.0}, [2**x for x in range(10, 31, 2)]))
-
 DAMAGES = st.one_of(
     st.integers(0, len(TEXT)).map(lambda at: TEXT[:at]),
     st.integers(0, len(TEXT)).map(lambda at: TEXT[at:]),
@@ -619,9 +557,6 @@ def test_a_curve_is_read_between_its_knots_and_kept_beyond_them():
         assert over(nbytes, ranks) == pytest.approx(factor), (nbytes, ranks)
     gathered = [commtax.expect("all-gather", place, nbytes=2048.0, ranks=16, profile=one).seconds for one in (own, usual)]
     assert gathered[0] == gathered[1]
-
-
-CURVE = asdict(NetworkCurve("all-reduce", (16,), (1024.0, 4096.0), ((1.0, 2.0),), ((0.1, 0.1),)))
 
 
 @pytest.mark.parametrize(("change", "says"), DATA["a_curve_that_cannot_be_is_refused_by_key"])

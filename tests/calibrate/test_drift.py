@@ -26,12 +26,10 @@ from commtax.verbs.settling import ask, resolve_question
 from measured import CLUSTER, LOADS, MODEL, measured, profile
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
 OWN = profile(measured(scatter=0.01))
-
 KERNELS = dict.fromkeys(("pace_products", "pace_decoding", "pace_prompting", "pace_small"), 1.25)
-
 HOST, LINK = ("host_s", "host_s_per_seq", "prompt_s", "request_s"), ("pace_latency", "pace_wire")
+LOAD = ("concurrency", "input_len", "output_len")
 
 
 @pytest.mark.parametrize(
@@ -48,15 +46,19 @@ def test_larger_squares_are_rarer(square, more, directions, freedom):
     assert 0 <= rarer <= usual + 1e-6 <= 1 + 1e-6  # what the quadrature keeps; checks ask along one direction
 
 
-def test_the_same_machine_is_the_same():
+def test_the_same_machine_is_the_same_and_a_changed_one_is_not():
     found = check_drift(measured(scatter=0.01, seed=7), OWN)
     assert (found.verdict, found.moved) == ("same", "")
     assert found.level == LEVEL.level == 0.01
     assert len(found.latencies) == 2 * len(LOADS)
+    found = check_drift(measured(**{name: 1 / x for name, x in KERNELS.items()}), OWN)
+    assert found.verdict == "drifted"
+    assert next(part for part in found.parts if part.name == "everything").slower < 0
+    chances = [check_drift(measured(**dict.fromkeys(KERNELS, size)), OWN).probability for size in (1.0, 1.1, 1.2, 1.4)]
+    assert chances == sorted(chances, reverse=True)
 
 
 def test_alarms_of_an_unchanged_machine_are_as_rare_as_said():
-    """Runs drawn from what the profile itself foresees."""
     lessons, _ = observe(measured(), OWN)
     known = Foresight(lessons, OWN.lessons)
     root = np.linalg.cholesky(np.outer(known.scale, known.scale) * (known.covariance + np.diag(known.noise**2)))
@@ -79,41 +81,19 @@ def test_slower_kernels_are_seen_and_named():
     assert part_words(clock).endswith(" longer")
 
 
-def test_a_part_that_nothing_is_seen_of_is_not_tested():
-    loads = [(1, 1024, 64), (8, 1024, 64), (32, 1024, 64)]
-    runs = measured(loads, model="llama-3.1-8b", tp=1)
-    found = check_drift(runs, profile(runs))
-    assert {part.name for part in found.parts} == {"clock", "host", "everything"}
-
-
-def test_faster_is_a_change_too():
-    found = check_drift(measured(**{name: 1 / x for name, x in KERNELS.items()}), OWN)
-    assert found.verdict == "drifted"
-    assert next(part for part in found.parts if part.name == "everything").slower < 0
-
-
-def test_the_more_it_drifts_the_less_it_is_chance():
-    chances = [check_drift(measured(**dict.fromkeys(KERNELS, size)), OWN).probability for size in (1.0, 1.1, 1.2, 1.4)]
-    assert chances == sorted(chances, reverse=True)
-
-
-def test_another_deployment_cannot_be_told():
+def test_too_little_to_compare_is_unknown_and_says_so():
     found = check_drift(measured(model="llama-3.1-8b", tp=1), OWN)
     assert found.verdict == "unknown"
     assert "0 latencies" in found.reason
-
-
-def test_one_known_run_is_too_few_even_if_all_is_twice_as_slow():
+    found = check_drift(measured([(256, 512, 32)]), profile(measured([(1, 8192, 512), (2, 8192, 512)])))
+    assert found.verdict == "unknown"
+    assert "slower without being seen" in found.reason
     runs = measured(LOADS[:1])
     twice = [replace(run, measured={m: 2 * s for m, s in run.measured.items()}) for run in runs]
     assert check_drift(twice, profile(runs)).verdict == "unknown"
-
-
-def test_a_check_that_could_not_see_anything_says_so():
-    far = measured([(256, 512, 32)])
-    found = check_drift(far, profile(measured([(1, 8192, 512), (2, 8192, 512)])))
-    assert found.verdict == "unknown"
-    assert "slower without being seen" in found.reason
+    assert check_drift(measured(), Profile("empty")).verdict == "unknown"
+    runs = measured([(1, 1024, 64), (8, 1024, 64), (32, 1024, 64)], model="llama-3.1-8b", tp=1)
+    assert {part.name for part in check_drift(runs, profile(runs)).parts} == {"clock", "host", "everything"}
 
 
 @pytest.mark.parametrize(("times", "verdict"), [(1.0, "same"), (1.1, "unknown"), (1.2, "drifted"), (0.9, "unknown")])
@@ -148,20 +128,20 @@ def test_a_range_of_a_latency_is_that_of_the_test():
     assert ended.probability == pytest.approx(0.2, rel=1e-3)
 
 
-def test_an_upgrade_is_held_against_what_was_calibrated():
+def test_versions_are_held_against_what_was_calibrated():
     lessons = tuple(replace(x, deployment=replace(x.deployment, version="0.1")) for x in OWN.lessons)
     found = check_drift(measured(scatter=0.01, seed=7), replace(OWN, lessons=lessons))
     assert found.verdict == "same"
     assert any("0.1, which was calibrated" in note for note in found.notes)
-
-
-def test_a_run_that_does_not_say_its_version_is_of_the_one_that_was_calibrated():
     runs = [replace(run, options={**run.options, "engine": "vllm@0.12"}) for run in measured(scatter=0.01)]
     own = replace(profile(runs), engine="vllm@0.12")
     told, untold = (
         check_drift([replace(r, options={**r.options, "engine": name}) for r in runs], own) for name in ("vllm@0.12", "vllm")
     )
     assert untold == told
+    own = load_profile((EXAMPLES / "my-box.toml",))
+    made = [ask("qwen3-32b", "8xh100-sxm", tp=4, engine=name, profile=own).engine for name in ("vllm", None, "vllm@0.31")]
+    assert [engine.version for engine in made] == ["0.12", "0.12", "0.31"]
 
 
 @given(st.permutations(range(len(LOADS))))
@@ -170,15 +150,9 @@ def test_the_order_of_runs_does_not_matter(order):
     assert check_drift([runs[i] for i in order], OWN).probability == pytest.approx(check_drift(runs, OWN).probability)
 
 
-def test_a_profile_without_runs_is_no_machine():
-    found = check_drift(measured(), Profile("empty"))
-    assert found.verdict == "unknown"
-
-
 @given(st.sampled_from([*PARTS, EVERYTHING]), st.floats(0.5, 2.0), st.integers(0, 10**6))
 @settings(max_examples=25)
 def test_the_cause_is_the_likeliest_row_and_no_row_contradicts_it(part, times, seed):
-    """Of runs in which one part, or everything, takes so many times as long."""
     held = {"clock": KERNELS, "host": HOST, "link": LINK}.get(part, ())
     runs = measured(scatter=0.01, seed=seed, **dict.fromkeys(held, times))
     if part == EVERYTHING:
@@ -190,8 +164,7 @@ def test_the_cause_is_the_likeliest_row_and_no_row_contradicts_it(part, times, s
         best = max(shares, key=shares.get)
         assert found.suspects[0] == best
         rivals = {name for name in shares if shares[name] * SUSPECT.stands_out > shares[best]}
-        assert set(found.suspects) == rivals
-        assert found.moved == (best if rivals == {best} else "")
+        assert (set(found.suspects), found.moved) == (rivals, (best if rivals == {best} else ""))
         if part == EVERYTHING or (part != "host" and 0.1 < np.log(times) < 0.25):  # slopes are straight so far
             assert part in found.suspects
     else:
@@ -204,15 +177,6 @@ def test_where_everything_is_slower_no_part_is_blamed():
     found = check_drift(runs, OWN)
     assert (found.verdict, found.moved) == ("drifted", EVERYTHING)
     assert "\neverything: all steps take 30% ± 1% longer\n" in "\n".join(shown_here(show_drift, found, OWN))
-
-
-def test_an_engine_without_a_version_is_the_one_that_the_profile_knows():
-    own = load_profile((EXAMPLES / "my-box.toml",))
-    made = [ask("qwen3-32b", "8xh100-sxm", tp=4, engine=name, profile=own).engine for name in ("vllm", None, "vllm@0.31")]
-    assert [engine.version for engine in made] == ["0.12", "0.12", "0.31"]
-
-
-LOAD = ("concurrency", "input_len", "output_len")
 
 
 def asked(clients=64, prompt=8192, output=1024, **more):
@@ -247,8 +211,7 @@ def test_runs_in_any_order_and_one_by_one_leave_the_same():
 
 
 def test_without_lessons_the_range_is_the_posterior_s_prior_and_with_them_its_own():
-    runs = measured(scatter=0.03)[:3]
-    own = profile(runs)
+    own = profile(measured(scatter=0.03)[:3])
     told = simulate(MODEL, CLUSTER, tp=4, concurrency=20, input_len=2048, output_len=256, profile=own)
     known = Foresight(imagined(told), own.lessons)
     assert known.sigma == pytest.approx([float(told.learnt[m].sigma) for m in ("tpot", "ttft")])
@@ -300,7 +263,6 @@ def test_advice_is_the_same_every_time_and_ranges_shrink_from_run_to_run():
 
 
 def test_runs_are_chosen_together():
-    """No other run in the place of one of them would leave less."""
     known = foreseen()
     pairs = {i: (2 * i, 2 * i + 1) for i in range(5)}
     two = best_runs(known, range(10), pairs, dict.fromkeys(pairs, 1.0), 2)
@@ -324,10 +286,7 @@ def test_a_number_of_runs_that_nobody_makes_is_refused(wanted):
         advise(asked(), wanted, LOAD)
 
 
-def test_a_model_that_does_not_fit_gets_no_advice():
+def test_profiles_without_runs_and_models_that_do_not_fit_get_no_advice():
     with pytest.raises(Refusal, match="commtax fit"):
         advise(resolve_question("llama-3.1-405b", "8xh100-sxm", {"tp": 2}), 1)
-
-
-def test_profiles_without_runs_change_nothing():
     assert advise(asked(profile=Profile("empty")), 2, LOAD).runs == advise(asked(), 2, LOAD).runs

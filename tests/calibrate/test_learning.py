@@ -20,11 +20,8 @@ from commtax.verbs.closed_loop import imagined
 from commtax.verbs.profiles import Foresight
 
 CLUSTER = catalog.cluster("8xh100-sxm")
-
 MODEL = "llama-3.1-8b"
-
 OPTIONS = {"engine": "vllm@0.18", "tp": 2, "input_len": 1024, "output_len": 256, "spread": 0.0}
-
 BLANK = Profile("box")
 
 
@@ -34,7 +31,6 @@ def asked(clients, engine=None, profile=None, **more):
 
 
 def measured(clients, engine=None, off=(1.0, 1.0), **more):
-    """A run of an engine whose constants are known, as it was read."""
     told = asked(clients, engine, **more)
     options = {**OPTIONS, "concurrency": clients, "num_prompts": 10 * clients, **more}
     latencies = {"tpot": float(told.tpot_s) * off[0], "ttft": float(told.ttft_s) * off[1]}
@@ -75,12 +71,6 @@ def test_runs_stand_beside_those_that_a_profile_has_and_one_that_is_read_again_r
     assert len(elsewhere.lessons) == len(later.lessons)  # the same load in another folder
 
 
-def test_one_of_three_runs_that_is_three_times_off_is_named_and_not_followed():
-    found = learn([measured(8), replace(measured(32, off=(3.0, 3.0)), label="odd.json"), measured(128)], BLANK)
-    assert {label for label, _ in found.odd} == {"odd.json: TPOT", "odd.json: TTFT"}
-    assert float(asked(64, profile=found.profile).tpot_s) == pytest.approx(float(asked(64).tpot_s), rel=0.1)
-
-
 @settings(max_examples=12, deadline=None)
 @given(
     st.lists(
@@ -102,31 +92,25 @@ def test_shown_runs_come_back_within_their_scatter(runs):
             assert abs(error) < 2.6 * sigma or f"c{clients}.json: {name.upper()}" in odd
 
 
-def test_neither_order_nor_copies_of_files_change_anything():
-    runs = [measured(c, off=(1.1, 1.2)) for c in (1, 16, 64)]
-    once = learn(runs, BLANK).profile
-    again = learn([*reversed(runs), *(replace(run, label=f"copy of {run.label}") for run in runs)], BLANK).profile
-    assert again.lessons == once.lessons
-
-
 def test_one_run_helps_and_ranges_narrow_with_each():
     truth = slow_host()
     widths, errors = [], []
     for shown in ((), (32,), (4, 32), (4, 32, 128), (1, 4, 32, 64, 128)):
-        own = learn([measured(c, truth) for c in shown], BLANK).profile if shown else None
-        told = asked(16, profile=own)
+        told = asked(16, profile=learn([measured(c, truth) for c in shown], BLANK).profile if shown else None)
         widths.append(float(told.sigma_of("tpot_s")))
         errors.append(abs(float(np.log(told.tpot_s / asked(16, truth).tpot_s))))
     assert widths == sorted(widths, reverse=True)
     assert max(errors[1:]) < errors[0] / 2
 
 
-def test_an_odd_run_is_named_and_not_followed():
+def test_odd_runs_are_named_and_not_followed():
     runs = [measured(c) for c in (1, 4, 16, 32, 64)]
-    odd = replace(measured(24, off=(1.6, 1.0)), label="odd.json")
-    found = learn([*runs, odd], BLANK)
+    found = learn([*runs, replace(measured(24, off=(1.6, 1.0)), label="odd.json")], BLANK)
     assert [label for label, _ in found.odd] == ["odd.json: TPOT"]
     assert abs(float(np.log(asked(24, profile=found.profile).tpot_s / asked(24).tpot_s))) < 0.1
+    found = learn([measured(8), replace(measured(32, off=(3.0, 3.0)), label="odd.json"), measured(128)], BLANK)
+    assert {label for label, _ in found.odd} == {"odd.json: TPOT", "odd.json: TTFT"}
+    assert float(asked(64, profile=found.profile).tpot_s) == pytest.approx(float(asked(64).tpot_s), rel=0.1)
 
 
 def test_what_beats_physics_or_is_something_else_is_refused_by_name():
@@ -139,11 +123,14 @@ def test_what_beats_physics_or_is_something_else_is_refused_by_name():
     assert [x.metric for x in found.profile.lessons] == ["tpot"]
 
 
-def test_a_static_batch_teaches_too():
+def test_a_static_batch_teaches_and_copies_change_nothing():
     whole = float(asked(8).e2e_s) * 1.2
-    run = replace(measured(8), measured={"e2e": whole})
-    found = learn([run], BLANK).profile
+    found = learn([replace(measured(8), measured={"e2e": whole})], BLANK).profile
     assert abs(float(asked(8, profile=found).e2e_s) / whole - 1) < 0.06
+    runs = [measured(c, off=(1.1, 1.2)) for c in (1, 16, 64)]
+    once = learn(runs, BLANK).profile
+    again = learn([*reversed(runs), *(replace(run, label=f"copy of {run.label}") for run in runs)], BLANK).profile
+    assert again.lessons == once.lessons
 
 
 @pytest.mark.parametrize("more", [{"tp": 4}, {"engine": "vllm@0.12"}, {"engine": "sglang"}])
@@ -157,8 +144,7 @@ def test_what_was_not_seen_is_wider(more):
 
 
 def test_settling_again_moves_no_constant_twice():
-    found = learn([measured(c, slow_host()) for c in (1, 16, 64)], BLANK).profile
-    once = asked(16, profile=found)
+    once = asked(16, profile=learn([measured(c, slow_host()) for c in (1, 16, 64)], BLANK).profile)
     again = commtax.verbs.closed_loop.price_closed_loop(once.question.but(tp=2))
     assert float(again.tpot_s) == pytest.approx(float(once.tpot_s), rel=1e-12)
     back = once.question.but(tp=4).but(tp=2)
@@ -167,8 +153,7 @@ def test_settling_again_moves_no_constant_twice():
 
 def test_the_formula_by_hand():
     """One lesson, one constant: the posterior of a normal with a known deviation."""
-    found = learn([measured(16, off=(1.1, 1.0))], BLANK).profile
-    lesson = next(x for x in found.lessons if x.metric == "tpot")
+    lesson = next(x for x in learn([measured(16, off=(1.1, 1.0))], BLANK).profile.lessons if x.metric == "tpot")
     only = Posterior([replace(lesson, slopes={"host_s": 0.5})])
     known = beliefs()
     smooth = known.smooth["tpot"]
@@ -182,7 +167,6 @@ def test_the_formula_by_hand():
 
 
 def repeats(clients, off, factors):
-    """Runs of one load that took ``off`` times what is expected, each times its own factor."""
     told = asked(clients)
     options = {**OPTIONS, "concurrency": clients, "num_prompts": 10 * clients}
     times = [{"tpot": float(told.tpot_s) * off * x, "ttft": float(told.ttft_s) * off * x} for x in factors]
@@ -208,33 +192,25 @@ def test_no_range_is_narrower_than_runs_repeat(scatter, loads, count):
             assert float(asked(clients, profile=found).sigma_of(f"{metric}_s")) > sigma
 
 
-def test_the_more_repeats_say_it_the_more_they_are_believed():
-    said = [learn(repeats(16, 1.0, around(0.2, count)), BLANK).profile.lessons[0].scatter for count in (2, 3, 6, 30)]
-    assert said == sorted(said)
-    assert said[-1] == pytest.approx(0.2, rel=0.1)
-
-
 @settings(max_examples=15, deadline=None)
 @given(st.floats(0.05, 0.9), st.integers(2, 5))
 def test_repeats_that_scatter_as_runs_usually_do_change_nothing(share, count):
     factors = around(share * beliefs().smooth["tpot"].noise, count)
     several, once = (learn(repeats(16, 1.2, some), BLANK).profile for some in (factors, [float(np.median(factors))]))
     for one, other in zip(several.lessons, once.lessons, strict=True):
-        assert (one.scatter, one.repeats) == (0.0, count)
-        assert one.residual == pytest.approx(other.residual)
+        assert ((one.scatter, one.repeats), one.residual) == ((0.0, count), pytest.approx(other.residual))
     assert float(asked(32, profile=several).tpot_s) == pytest.approx(float(asked(32, profile=once).tpot_s))
 
 
-def test_a_run_that_scatters_counts_for_less():
+def test_runs_that_scatter_count_for_less_and_one_wild_round_takes_nothing_away():
     steady, wild = (learn(repeats(16, 1.3, around(scatter)), BLANK).profile for scatter in (0.01, 0.3))
     before, after, little = (float(asked(16, profile=own).tpot_s) for own in (None, steady, wild))
     assert before < little < after
-
-
-def test_one_wild_round_of_three_takes_nothing_farther_than_the_others():
     steady, disturbed = (learn(repeats(16, 1.1, some), BLANK).profile for some in ([0.99, 1.0, 1.01], [0.99, 1.0, 2.0]))
     usual, there, wild = (float(asked(16, profile=own).tpot_s) for own in (None, steady, disturbed))
     assert usual < wild < there
+    said = [learn(repeats(16, 1.0, around(0.2, count)), BLANK).profile.lessons[0].scatter for count in (2, 3, 6, 30)]
+    assert (said, said[-1]) == (sorted(said), pytest.approx(0.2, rel=0.1))
 
 
 def test_loads_that_ran_once_scatter_as_the_others_of_their_deployment():
@@ -255,14 +231,11 @@ def test_neither_order_nor_copies_change_anything(chance: random.Random):
     assert learn(shuffled, BLANK).profile.lessons == learn(runs, BLANK).profile.lessons
 
 
-def test_a_repeat_that_no_machine_had_is_refused_and_the_others_stay():
+def test_repeats_are_of_their_deployment_and_an_impossible_one_is_refused():
     good, bad = repeats(16, 1.0, [1.0, 1.02]), repeats(16, 1e-3, [1.0])
     found = learn([*good, replace(bad[0], label="too good.json")], BLANK)
     assert any("too good.json" in why for why in found.refused)
     assert {x.repeats for x in found.profile.lessons} == {2}
-
-
-def test_other_deployments_do_not_tell_how_well_one_repeats():
     other = [replace(run, options={**run.options, "tp": 4}) for run in repeats(16, 1.0, around(0.3))]
     scatter = {run.options["tp"]: run.repeated["tpot"].scatter for run in join_repeats([*other, *repeats(16, 1.0, [1.0, 1.01])])}
     assert scatter[2] == 0.0 < scatter[4]

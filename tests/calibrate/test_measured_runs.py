@@ -35,61 +35,14 @@ from made_traces import decode_graphs, write
 from paths import FIXTURES, SHARED
 from profiled import trace_of
 from tables import tables
+from texts import put
 
 DATA = tables(__file__)
-
 REAL = {real["name"]: real["text"] for real in json.loads((FIXTURES / "audit" / "benches.json").read_text())}
-
 NO_LOAD = StatedLoad()
-
 TINY = str(FIXTURES / "tiny-llama")
-
-SERVE = {
-    "model_id": "meta-llama/Llama-3.1-8B-Instruct",
-    "request_rate": "inf",
-    "max_concurrency": 16,
-    "duration": 60.0,
-    "completed": 160,
-    "failed": 0,
-    "total_input_tokens": 160 * 1024,
-    "total_output_tokens": 160 * 128,
-    "request_throughput": 2.7,
-    "mean_ttft_ms": 80.0,
-    "median_ttft_ms": 70.0,
-    "mean_tpot_ms": 9.0,
-    "median_tpot_ms": 8.8,
-}
-
-
-def found(*paths, cluster="8xh100-sxm", launch="", load=NO_LOAD, **options):
-    """The runs of files and folders, as ``calibrate`` reads them."""
-    given_here = ReportedDeployment("the command line", options.pop("model", ""), options, load)
-    pasted = [from_launch(read_pasted(launch), "--from")] if launch else []
-    read = read_all([Path(path) for path in paths], "nccl", [given_here, *pasted])
-    read.refuse_missing()
-    return read.rows + measured_runs(read.results, catalog.cluster(cluster))
-
-
-def only(*paths, **options):
-    (run,) = found(*paths, **options).runs
-    return run
-
-
-def file(folder, name, content):
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / name
-    path.write_text(content if isinstance(content, str) else json.dumps(content))
-    return path
-
-
-def asked(run, *names):
-    return tuple(run.options.get(name) for name in names)
-
-
-TRTLLM = DATA["trtllm"]
-
+SERVE = DATA["serve"]
 INFERENCEX = DATA["inferencex"]
-
 FORMATS = {
     "vllm bench serve": (SERVE, {}, ("vllm", 16, 1024, 128, 160), {"tpot": 0.009, "ttft": 0.08}),
     "sglang.bench_serving": (
@@ -97,7 +50,7 @@ FORMATS = {
         *(("sglang", 32, 4000, 1000, 300), {"tpot": 0.0496295, "ttft": 15.50769}),
     ),
     "bench_one_batch": (REAL["sglang-one-batch-printed"], {"model": "llama-3.1-8b"}, ("sglang", 1, 60, 10, 1), {"e2e": 0.062}),
-    "trtllm-bench": (TRTLLM, {}, ("trtllm@1.1.0rc1", 64, 1024, 128, 640), {"tpot": 0.0105, "ttft": 0.21}),
+    "trtllm-bench": (DATA["trtllm"], {}, ("trtllm@1.1.0rc1", 64, 1024, 128, 640), {"tpot": 0.0105, "ttft": 0.21}),
     "GuideLLM": (REAL["guidellm"], {}, ("vllm", 1, 93, 1024, 25), {"tpot": 0.02990631, "ttft": 0.04884365}),
     "AIPerf": (
         *(REAL["aiperf-json"].replace("qwen3.6-nvfp4", "qwen3-8b"), {}),
@@ -115,6 +68,43 @@ FORMATS = {
         *(("vllm", 8, 32, 128, 8), {"e2e": 0.9}),
     ),
 }
+CHANGES = some.lists(
+    some.tuples(
+        some.integers(0, 10_000), some.integers(0, 4), some.sampled_from(["9", "-", '"', "\n", "{", "NaN", "1e400", "%", "é"])
+    ),
+    min_size=1,
+    max_size=6,
+)
+CLUSTER = "8xh100-sxm"
+MODEL = "llama-3.1-8b"
+ENGINE = "vllm@0.18"
+STEP = "execute_context_0(0)_generation_64(64)"
+PUBLIC = SHARED / "traces"
+LAUNCH = "vllm serve meta-llama/Llama-3.1-8B-Instruct"
+H200_STEP_S = 11.625e-3
+"""Decode of 64 sequences of 2,048 tokens, Llama 3.1 8B's shapes in plain torch in a CUDA graph on an H200: without the profiler."""
+
+
+def found(*paths, cluster="8xh100-sxm", launch="", load=NO_LOAD, **options):
+    given_here = ReportedDeployment("the command line", options.pop("model", ""), options, load)
+    pasted = [from_launch(read_pasted(launch), "--from")] if launch else []
+    read = read_all([Path(path) for path in paths], "nccl", [given_here, *pasted])
+    read.refuse_missing()
+    return read.rows + measured_runs(read.results, catalog.cluster(cluster))
+
+
+def only(*paths, **options):
+    (run,) = found(*paths, **options).runs
+    return run
+
+
+def file(folder, name, content):
+    folder.mkdir(parents=True, exist_ok=True)
+    return put(folder, name, content if isinstance(content, str) else json.dumps(content))
+
+
+def asked(run, *names):
+    return tuple(run.options.get(name) for name in names)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -122,8 +112,7 @@ def test_results_of_each_tool(tmp_path, name):
     content, options, load, measured = FORMATS[name]
     run = only(file(tmp_path, "result", content), cluster="8xh200-sxm", **options)
     assert asked(run, "engine", "concurrency", "input_len", "output_len", "num_prompts") == load
-    assert run.measured == pytest.approx(measured, rel=1e-5)
-    assert set(run.noise.values()) == {1.0}
+    assert (run.measured, set(run.noise.values())) == (pytest.approx(measured, rel=1e-5), {1.0})
     assert commtax.simulate(run.model, run.cluster, **run.options).tpot_s > 0
 
 
@@ -144,14 +133,8 @@ def test_a_result_that_says_its_deployment(tmp_path):
     assert run.options["spread"] == pytest.approx(1 / 9)
     with pytest.raises(Refusal, match=r"'x\.json': the file names h200-sxm, not b200-sxm"):
         found(tmp_path / "x.json", cluster="8xb200-sxm")
-    apart = {
-        "disagg": "true",
-        "decode_tp": 8,
-        "decode_num_workers": 1,
-        "prefill_tp": 4,
-        "prefill_num_workers": 2,
-        "num_decode_gpu": 8,
-    }
+    apart = {"disagg": "true", "decode_tp": 8, "decode_num_workers": 1, "prefill_tp": 4, "prefill_num_workers": 2}
+    apart |= {"num_decode_gpu": 8}
     run = only(file(tmp_path, "y.json", {**INFERENCEX, "dp_attention": "false", "ep": 1, **apart}), cluster="2x8xh200-sxm")
     names = ("disaggregated", "tp", "decode_workers", "prefill_tp", "prefill_workers")
     assert asked(run, *names) == (True, 8, 1, 4, 2)
@@ -164,11 +147,13 @@ def test_a_pasted_command_is_what_was_served(tmp_path, command, options):
     assert commtax.simulate(run.model, run.cluster, **run.options).ttft_s > 0
 
 
-def test_experts_over_replicas(tmp_path):
+def test_a_launch_spreads_experts_and_versions_agree_by_their_beginning(tmp_path):
     content = {**SERVE, "model_id": "Qwen/Qwen3-30B-A3B"}
     run = only(file(tmp_path, "r.json", content), launch="vllm serve Qwen/Qwen3-30B-A3B -dp 4 -ep")
     answer = commtax.simulate(run.model, run.cluster, **run.options)
     assert (answer.question.plan.dp, answer.question.plan.ep) == (4, 4)
+    run = only(file(tmp_path, "r.json", {**SERVE, "version": "0.11.2"}), engine="vllm@0.11")
+    assert run.options["engine"] == "vllm@0.11.2"
 
 
 def test_a_folder_is_a_deployment_and_its_log_tells_it(tmp_path):
@@ -184,7 +169,7 @@ def test_a_folder_is_a_deployment_and_its_log_tells_it(tmp_path):
     assert any("not recognised" in note and "README.md" in note for note in runs.notes)
 
 
-def test_a_script_beside_the_results_tells_what_was_served(tmp_path):
+def test_a_script_beside_the_results_tells_what_was_served_and_a_client_its_load(tmp_path):
     file(tmp_path, "start.sh", "#!/bin/bash\nexport TP=4\nvllm serve meta-llama/Llama-3.1-8B-Instruct -tp $TP --max-num-seqs 96\n")
     file(tmp_path, "c16.json", SERVE)
     assert asked(only(tmp_path), "tp", "max_num_seqs") == (4, 96)
@@ -216,11 +201,6 @@ def test_what_does_not_agree_is_refused_by_name(tmp_path, content, options, says
         found(file(tmp_path, "r.json", {**SERVE, **content}), **options)
 
 
-def test_versions_agree_where_one_is_the_beginning_of_the_other(tmp_path):
-    run = only(file(tmp_path, "r.json", {**SERVE, "version": "0.11.2"}), engine="vllm@0.11")
-    assert run.options["engine"] == "vllm@0.11.2"
-
-
 def test_an_open_loop_is_as_many_clients_as_were_in_flight(tmp_path):
     """Little's law: 4 requests/s of 80 + 127 x 9 ms are 4.9 in flight."""
     paced = {**SERVE, "request_rate": 4.0, "max_concurrency": None, "request_throughput": 4.0}
@@ -230,8 +210,7 @@ def test_an_open_loop_is_as_many_clients_as_were_in_flight(tmp_path):
     assert run.measured == {"tpot": pytest.approx(0.009)}, "first tokens wait as requests come"
     assert run.noise["tpot"] > 1
     assert any(note.startswith("open loop") for note in rows.notes)
-    whole = only(file(tmp_path, "w.json", {**paced, "mean_e2el_ms": 3000.0}))
-    assert whole.options["concurrency"] == 12
+    assert only(file(tmp_path, "w.json", {**paced, "mean_e2el_ms": 3000.0})).options["concurrency"] == 12
     late = found(file(tmp_path, "l.json", {**paced, "request_throughput": 2.0}))
     assert not late.runs
     assert "overloaded: 2 of 4 requests/s" in late.refused[0]
@@ -278,12 +257,9 @@ def test_a_server_that_tells_its_client_what_it_is(tmp_path):
     assert [asked(run, "engine", "tp", "max_num_seqs") for run in runs] == [("sglang@0.5.4", tp, 128) for tp in (2, 4)]
 
 
-def test_drafts_of_a_launch_hide_the_steps_of_its_results(tmp_path):
+def test_drafts_and_illegal_plans_of_a_launch_are_refused_by_file(tmp_path):
     draft = """vllm serve m --speculative-config '{"method":"eagle3","num_speculative_tokens":3}'"""
     assert "drafted" in found(file(tmp_path, "r.json", SERVE), launch=draft).refused[0]
-
-
-def test_an_illegal_plan_is_refused_by_file_with_the_rule(tmp_path):
     rows = found(file(tmp_path, "r.json", SERVE), launch="vllm serve m -tp 3")
     assert not rows.runs
     assert rows.refused[0].startswith("r.json: heads-divisible: ")
@@ -317,7 +293,6 @@ def test_an_unknown_load_is_asked_for_by_name(tmp_path):
 
 
 def test_one_folder_of_everything(tmp_path):
-    """Collectives and benchmarks beside each other, from the command line, with what was served pasted."""
     rng = np.random.default_rng(0)
     for n in (2, 8):
         file(tmp_path / "box", f"{n}.txt", output("all_reduce", n, noisy(TRUE, n, rng)))
@@ -350,21 +325,12 @@ def test_foreign_files_of_a_folder_are_left_out_and_said(tmp_path):
     assert any("config.json" in note and "plot.png" in note for note in rows.notes)
 
 
-CHANGES = some.lists(
-    some.tuples(
-        some.integers(0, 10_000), some.integers(0, 4), some.sampled_from(["9", "-", '"', "\n", "{", "NaN", "1e400", "%", "é"])
-    ),
-    min_size=1,
-    max_size=6,
-)
-
-
 @given(name=some.sampled_from(sorted(REAL)), changes=CHANGES)
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_a_damaged_result_is_read_or_refused(tmp_path, name, changes):
     text = REAL[name]
-    for at, cut, put in changes:
-        text = text[: at % len(text)] + put + text[at % len(text) + cut :]
+    for at, cut, odd in changes:
+        text = text[: at % len(text)] + odd + text[at % len(text) + cut :]
     path = file(tmp_path, "damaged", text)
     with suppress(Refusal):
         for run in found(path, model="llama-3.1-8b", load=StatedLoad(2, 0.0, 8, 8, batch=2)).runs:
@@ -378,19 +344,6 @@ def test_the_order_of_files_does_not_matter(tmp_path, order, clients):
     plain, turned = (found(*(paths[i] for i in way)).runs for way in (range(4), order))
     assert sorted(plain, key=lambda run: run.label) == sorted(turned, key=lambda run: run.label)
     assert [run.options["concurrency"] for run in plain] == clients
-
-
-CLUSTER = "8xh100-sxm"
-
-MODEL = "llama-3.1-8b"
-
-ENGINE = "vllm@0.18"
-
-STEP = "execute_context_0(0)_generation_64(64)"
-
-PUBLIC = SHARED / "traces"
-
-LAUNCH = "vllm serve meta-llama/Llama-3.1-8B-Instruct"
 
 
 def billed(batch=64, context=2048, tp=1, **moved):
@@ -478,15 +431,11 @@ def test_ranks_lose_what_they_wait_for_each_other(tmp_path):
     assert next(x for x in alone.profile.lessons if x.metric == "collectives").noise > lesson.noise
 
 
-def test_kernels_without_telling_names_are_taken_together(tmp_path):
+def test_kernels_without_names_and_eager_steps_tell_less(tmp_path):
     found = taught(tmp_path, billed(), rename={"pace_decoding": "kernel_7", "pace_products": "kernel_8"})
     assert {x.metric for x in found.profile.lessons} == {"kernels", "host"}
     assert any("taken together" in note for note in found.notes)
-
-
-def test_eager_steps_tell_no_host_time_of_graphs(tmp_path):
-    found = taught(tmp_path, billed(), graphs=False)
-    assert "host" not in {x.metric for x in found.profile.lessons}
+    assert "host" not in {x.metric for x in taught(tmp_path, billed(), graphs=False).profile.lessons}
 
 
 def test_what_a_name_does_not_tell_is_asked_for(tmp_path):
@@ -498,21 +447,14 @@ def test_what_a_name_does_not_tell_is_asked_for(tmp_path):
     unnamed = write(tmp_path / "unnamed.json", trace_of(billed(), "forward"))
     with pytest.raises(Refusal, match=r"does not say batch, context; add --batch --context"):
         calibrate([unnamed], CLUSTER, model=MODEL)
-
-
-def test_names_that_tell_what_sequences_see_need_no_options(tmp_path):
     named = f"execute_64_context_0(sq0sk0sqsq0sqsk0)_generation_64(sq64sk{64 * 2048}sqsq64sqsk{64 * 2048})"
-    path = write(tmp_path / "step.json", trace_of(billed(), named))
-    found = calibrate([path], CLUSTER, launch=LAUNCH)
+    found = calibrate([write(tmp_path / "step.json", trace_of(billed(), named))], CLUSTER, launch=LAUNCH)
     assert {x.input_len for x in found.profile.lessons} == {2048.0}
 
 
 @each(
     ("times", "tp", "said"),
-    [
-        (0.3, 1, "kernels per step beat the hardware"),
-        (1.0, 2, "no collective in its steps, and tp 2 has some"),
-    ],
+    [(0.3, 1, "kernels per step beat the hardware"), (1.0, 2, "no collective in its steps, and tp 2 has some")],
 )
 def test_what_cannot_be_of_this_deployment_is_refused_by_name(tmp_path, times, tp, said):
     path = write(tmp_path / "step.json", trace_of(billed(), STEP, times=times))
@@ -530,12 +472,10 @@ def test_traces_of_other_things_are_refused_with_the_reason(tmp_path):
     with pytest.raises(Refusal, match="training"):
         calibrate([write(tmp_path / "train.json", training)], CLUSTER, model=MODEL, batch=1, input_len=2048)
     whole = json.dumps(trace_of(billed(), STEP))
-    cut = tmp_path / "cut.json"
-    cut.write_text(whole[: len(whole) * 2 // 3])
+    cut = put(tmp_path, "cut.json", whole[: len(whole) * 2 // 3])
     with pytest.raises(Refusal, match="not whole"):
         calibrate([cut], CLUSTER, model=MODEL, input_len=2048)
-    damaged = tmp_path / "damaged.json"
-    damaged.write_text(json.dumps(decode_graphs(2, 1))[:300])
+    damaged = put(tmp_path, "damaged.json", json.dumps(decode_graphs(2, 1))[:300])
     with pytest.raises(Refusal, match="damaged"):
         calibrate([damaged], CLUSTER, model=MODEL, batch=1, input_len=2048)
 
@@ -561,11 +501,6 @@ def test_a_folder_may_hold_documents_that_only_look_like_traces(tmp_path):
     assert any("not whole" in why for why in calibrate([tmp_path], CLUSTER, model=MODEL, input_len=2048).refused)
 
 
-H200_STEP_S = 11.625e-3
-
-"""Decode of 64 sequences of 2,048 tokens, Llama 3.1 8B's shapes in plain torch in a CUDA graph on an H200: without the profiler."""
-
-
 def test_a_step_that_ran_on_an_h200():
     """Its kernels are the step that was timed without a profiler; the step is told better with them than before."""
     found = calibrate([FIXTURES / "h200-decode.json.gz"], "8xh200-sxm", model=MODEL, engine="torch", tp=1, input_len=2048)
@@ -582,13 +517,7 @@ def test_a_step_that_ran_on_an_h200():
 
 
 @pytest.mark.skipif(not PUBLIC.is_dir(), reason="needs ../shared/data/traces, which a clone does not have")
-@each(
-    ("file", "model", "engine", "kinds"),
-    [
-        ("inference__sglang_prefilldecode__sglang_Qwen3-8B_prefilldecode.json.gz", "qwen3-8b", "sglang", 3),
-        ("inference__vllm_prefilldecode_piecewise__graph_execution.json.gz", "gpt-oss-20b", "vllm", 4),
-    ],
-)
+@each(("file", "model", "engine", "kinds"), DATA["public_traces_of_engines"])
 def test_public_traces_of_engines(file, model, engine, kinds):
     """A step of prompts, and one of prompts and decodes: every kind of kernel is within a factor of two."""
     found = calibrate([PUBLIC / file], "8xmi300x", model=model, engine=engine)

@@ -26,6 +26,9 @@ import printed
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = sorted(m.name for m in pkgutil.walk_packages(commtax.__path__, "commtax.") if m.name != "commtax.__main__")
+FIGURE = re.compile(r"(?<![\w.])\d[\d,.]*\d? ?(?:%|[mµn]s|[KMG]i?B(?:/s)?|tokens/s)(?![\w/])")
+MAPS = ["docs/orientation.md", "docs/design.md", "CONTRIBUTING.md"]
+MAPS += [*(f"docs/{page.name}" for page in (ROOT / "docs").glob("inside-*.md"))]
 
 
 def blocks(language):
@@ -69,7 +72,6 @@ def test_python_examples_run(page, block):
 
 
 def test_a_process_prints_what_is_shown(run):
-    """Answers are made in this process; the README's first one also by a process of its own."""
     command, _ = next(printed.exchanges(blocks("console")[0][1]))
     words = printed.words_of(printed.line_of(command))
     environment = {**os.environ, **printed.PIPED}
@@ -81,8 +83,7 @@ def test_the_picture_of_a_terminal_shows_what_is_printed(monkeypatch):
     """A stale one: ``make figures``."""
     monkeypatch.setenv("COLUMNS", "132")
     command, _, printed = kept_text(ROOT / "docs" / "pictures" / "terminal.png").partition("\n")
-    done = run_here(*shlex.split(command))
-    assert printed.splitlines() == done.stdout.splitlines()
+    assert printed.splitlines() == run_here(*shlex.split(command)).stdout.splitlines()
     assert len(printed) > 1000
 
 
@@ -107,9 +108,6 @@ def test_the_readme_is_a_screen_and_a_half():
         assert 3 <= len(shown) <= printed.SHOWN + 1
 
 
-FIGURE = re.compile(r"(?<![\w.])\d[\d,.]*\d? ?(?:%|[mµn]s|[KMG]i?B(?:/s)?|tokens/s)(?![\w/])")
-
-
 @pytest.mark.parametrize("name", ["quickstart.md", "tutorial.md"])
 def test_figures_in_prose_were_printed_or_asked_for(name):
     """What a sentence says of a time, a size or a share stands in a block of the same page; ranges hold 80%."""
@@ -121,7 +119,6 @@ def test_figures_in_prose_were_printed_or_asked_for(name):
 
 
 def test_the_quickstart_reads_a_running_server():
-    """Its first command on a real server, that of the recorded pages."""
     (page,) = (text for text in [(ROOT / "docs" / "quickstart.md").read_text()])
     line = next(line for line in page.splitlines() if line.startswith("commtax audit --metrics"))
     with metrics_pages.shown(metrics_pages.recorded(1), metrics_pages.recorded(2)) as at:
@@ -132,21 +129,12 @@ def test_the_quickstart_reads_a_running_server():
 
 
 def test_the_project_speaks_of_itself_alone():
-    """No path of a machine in anything that is shipped."""
     files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
     if not files:
         pytest.skip("not a git checkout")
     path = re.compile(r"/(?:work|farm|root|tmp)/[a-z]")
     texts = [ROOT / f for f in files if (ROOT / f).is_file() and Path(f).suffix in (".py", ".md", ".toml", ".json", "")]
     assert not [t.name for t in texts if path.search(t.read_text(errors="replace"))]
-
-
-MAPS = [
-    "docs/orientation.md",
-    "docs/design.md",
-    "CONTRIBUTING.md",
-    *(f"docs/{page.name}" for page in (ROOT / "docs").glob("inside-*.md")),
-]
 
 
 @pytest.mark.parametrize("page", MAPS)

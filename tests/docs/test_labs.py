@@ -12,8 +12,10 @@ import pytest
 
 from each import each
 from paths import ROOT
+from texts import put
 
 LABS = ROOT / "labs"
+FOLDERS = ("lab-01-tp-sharding-math", "lab-02-two-way-tp", "lab-03-tp-comm-cost", "lab-04-pipeline-bubble")
 
 
 def load(path):
@@ -53,13 +55,11 @@ def changed(folder, **functions):
     return SimpleNamespace(**{**{n: getattr(solution, n) for n in dir(solution) if not n.startswith("__")}, **functions})
 
 
-FOLDERS = ("lab-01-tp-sharding-math", "lab-02-two-way-tp", "lab-03-tp-comm-cost", "lab-04-pipeline-bubble")
 S1, S2, S3, S4 = (load(LABS / f / "solution.py") for f in FOLDERS)
 
 
 def wrong_block(x, wq, wk, wv, wo, up, down, heads, ranks, group):
-    gathered = group.all_gather([x @ s for s in S1.column_shards(wq, ranks)])
-    assert gathered.shape[1] == wq.shape[1]
+    assert group.all_gather([x @ s for s in S1.column_shards(wq, ranks)]).shape[1] == wq.shape[1]
     return S1.parallel_block(x, wq, wk, wv, wo, up, down, heads, ranks, group)
 
 
@@ -177,7 +177,6 @@ def test_every_function_of_every_starter_has_two_seeded_mistakes():
 
 
 def run(*words, **environment):
-    """pytest as a newcomer runs it, but for plugins that happen to be installed and that no lab uses."""
     return subprocess.run(
         [sys.executable, "-m", "pytest", *words, "-p", "no:cacheprovider"],
         cwd=ROOT,
@@ -189,7 +188,6 @@ def run(*words, **environment):
 
 
 def test_the_documents_own_commands():
-    """Verbatim, through the folder name that they use."""
     labs = "phase-10-distributed-inference/labs"
     whole = run(labs, "-m", "not gpu", "--collect-only")
     assert whole.returncode == 0, whole.stdout
@@ -203,8 +201,7 @@ def test_the_documents_own_commands():
 
 
 def test_a_filled_in_starter_turns_green(tmp_path):
-    filled = tmp_path / "mine.py"
-    filled.write_text((LABS / "lab-03-tp-comm-cost" / "solution.py").read_text())
+    filled = put(tmp_path, "mine.py", (LABS / "lab-03-tp-comm-cost" / "solution.py").read_text())
     assert run("labs/lab-03-tp-comm-cost", "-q", LAB_IMPL=str(filled)).returncode == 0
     beside = LABS / "lab-03-tp-comm-cost" / "mine_for_test.py"
     try:

@@ -12,6 +12,8 @@ from paths import DOCUMENTS
 sys.path.append(str(DOCUMENTS))
 import printed
 
+from texts import put
+
 LINES = some.lists(some.text("abc …|·", min_size=1).map(str.rstrip).filter(lambda line: line not in ("", printed.CUT)), max_size=9)
 INDENTS = some.sampled_from(["", "  ", "    "])
 
@@ -23,8 +25,7 @@ def page(block, before=""):
 @given(LINES, LINES, INDENTS)
 def test_an_answer_is_replaced_and_the_rest_kept(old, new, before):
     made = printed.rewrite(page(["$ commtax fit x", *old], before), lambda _: "\n".join(new))
-    assert made == page(["$ commtax fit x", *new], before)
-    assert printed.rewrite(made, lambda _: "\n".join(new)) == made
+    assert (made, printed.rewrite(made, lambda _: "\n".join(new))) == (page(["$ commtax fit x", *new], before), made)
 
 
 @given(some.lists(some.sampled_from(["a sentence", "    that goes on", ""]), max_size=12).map(lambda lines: ["An answer", *lines]))
@@ -52,8 +53,7 @@ def test_long_commands_filters_and_foreign_commands():
 
     block = ["$ commtax plan a \\", "    --tpot 30ms | head -1", "old", "$ kubectl apply -f a.yaml", "done"]
     made = printed.rewrite(page(block), answer)
-    assert asked == ["commtax plan a --tpot 30ms | head -1"]
-    assert made == page([*block[:2], "new", *block[3:]])
+    assert (asked, made) == (["commtax plan a --tpot 30ms | head -1"], page([*block[:2], "new", *block[3:]]))
 
 
 def test_a_block_without_a_command_is_refused():
@@ -62,20 +62,16 @@ def test_a_block_without_a_command_is_refused():
 
 
 def test_a_stale_page_is_noticed_and_printed_anew(tmp_path, capsys):
-    file = tmp_path / "page.md"
-    command = "$ commtax pipeline -p 2 -m 2 | grep '^1f1b'"
-    file.write_text(page([command, "1f1b: stale"]))
+    file = put(tmp_path, "page.md", page(["$ commtax pipeline -p 2 -m 2 | grep '^1f1b'", "1f1b: stale"]))
     assert printed.main(["--check", str(file)]) == 1
     assert "page.md is stale" in capsys.readouterr().out
     assert "stale" in file.read_text()
-    assert printed.main([str(file)]) == 0
-    assert printed.main(["--check", str(file)]) == 0
+    assert (printed.main([str(file)]), printed.main(["--check", str(file)])) == (0, 0)
     assert "33.33%" in file.read_text()
 
 
 def test_a_command_that_fails_is_not_shown(tmp_path):
-    file = tmp_path / "page.md"
-    file.write_text(page(["$ commtax fit no-such-model --cluster 8xh100-sxm"]))
+    file = put(tmp_path, "page.md", page(["$ commtax fit no-such-model --cluster 8xh100-sxm"]))
     with pytest.raises(RuntimeError, match="exit code 2"):
         printed.main([str(file)])
 

@@ -27,15 +27,19 @@ from paths import DOCUMENTS, FIXTURES, ROOT
 from tables import tables
 
 DATA = tables(__file__)
-
 DOCS = ROOT / "docs"
-
 DRAWINGS = ("ring", "decode", "prefill", "memory", "bubble", "experts")
+OTHERS = DATA["others"]
+"""Commands that the schemas were not made from."""
+CASES = json.loads((FIXTURES / "reference_cases.json").read_text())
+FUNCTIONS = sorted({c["function"] for c in CASES})
+BY_KEY = {c.key: c for c in claims()}
+NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
+NEEDED = {"to_frame": "pandas", "frame[": "pandas"}
 
 
 @cache
 def tool(name):
-    """A maker of documents, which is no part of the package."""
     folder = str(DOCUMENTS)
     sys.path.insert(0, folder)
     try:
@@ -44,10 +48,13 @@ def tool(name):
         sys.path.remove(folder)
 
 
-def test_links_of_all_pages_lead_somewhere():
+def test_links_of_all_pages_and_places_of_pages():
     links = tool("links")
     assert len(links.pages()) > 30
     assert not [line for page in links.pages() for line in links.broken_in(page)]
+    nav = placed(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+    assert not pages - nav
 
 
 def test_a_broken_link_is_found(tmp_path, monkeypatch):
@@ -71,16 +78,9 @@ def test_a_broken_link_of_a_built_site_is_found(tmp_path):
 
 
 def placed(nav):
-    """Pages of the navigation."""
     if isinstance(nav, str):
         return {nav}
     return set().union(*(placed(one) for one in (nav.values() if isinstance(nav, dict) else nav)))
-
-
-def test_every_page_has_its_place():
-    nav = placed(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
-    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
-    assert not pages - nav
 
 
 @each("name", DRAWINGS)
@@ -122,15 +122,13 @@ def test_the_reference_has_every_option_of_a_command(name):
     assert not [option for option in options if option.startswith("--") and option not in page]
 
 
-def test_the_reference_has_every_public_name():
+def test_the_reference_has_every_public_name_and_document():
     page = tool("reference").python_page()
     assert not [name for name in commtax.__all__ if name != "napkin" and f"### {name}\n" not in page]
     assert "tensor_parallel_allreduce_cost(" in page
-
-
-OTHERS = DATA["others"]
-
-"""Commands that the schemas were not made from."""
+    table = (ROOT / "src" / "commtax" / "report" / "documents.toml").read_text()
+    known = set(re.findall(r'"= (commtax\.[\w-]+/\d)"', table)) - {"commtax.constants/1"}
+    assert not known - tool("json_reference").listed().keys()
 
 
 @each(("name", "command"), sorted(OTHERS.items()))
@@ -140,13 +138,6 @@ def test_documents_of_other_questions_satisfy_the_schema(name, command):
     jsonschema_rs.validate(schema, made)
     with pytest.raises(jsonschema_rs.ValidationError):
         jsonschema_rs.validate(schema, {**made, "schema": "commtax.other/1"})
-
-
-def test_every_document_of_the_table_is_in_the_reference():
-    """But those of the laboratory."""
-    table = (ROOT / "src" / "commtax" / "report" / "documents.toml").read_text()
-    known = set(re.findall(r'"= (commtax\.[\w-]+/\d)"', table)) - {"commtax.constants/1"}
-    assert not known - tool("json_reference").listed().keys()
 
 
 def arithmetic():
@@ -172,9 +163,6 @@ def test_the_arithmetic_of_concepts_is_that_of_commtax():
     assert [said for page, said in arithmetic() if said not in (DOCS / "concepts" / f"{page}.md").read_text(encoding="utf-8")] == []
 
 
-CASES = json.loads((FIXTURES / "reference_cases.json").read_text())
-
-
 def agrees(found, expected, tolerance):
     if isinstance(expected, dict):
         return found.keys() == expected.keys() and all(agrees(found[k], expected[k], tolerance) for k in expected)
@@ -191,14 +179,9 @@ def test_reference_case(case):
     assert agrees(found, case["expected"], case["tolerance"]), f"{found} instead of {case['expected']}"
 
 
-def test_all_reference_cases_are_here():
-    assert len(CASES) == 99
-
-
 @given(st.integers(2, 200), st.integers(1, 400))
 def test_min_microbatches_is_the_smallest(stages, m):
-    budget = napkin.bubble_fraction(stages, m)
-    assert napkin.min_microbatches_for_bubble(stages, budget) == m
+    assert napkin.min_microbatches_for_bubble(stages, napkin.bubble_fraction(stages, m)) == m
 
 
 @given(st.integers(1, 64), st.floats(1e-6, 1.0))
@@ -226,9 +209,6 @@ def test_at_the_crossover_latency_equals_bandwidth(ranks, bandwidth, latency):
 
 def valid_inputs(name):
     return next(dict(c["inputs"]) for c in CASES if c["function"] == name)
-
-
-FUNCTIONS = sorted({c["function"] for c in CASES})
 
 
 @each("name", FUNCTIONS)
@@ -267,7 +247,7 @@ def test_unknown_keywords_are_type_errors(name):
         getattr(napkin, name)(**valid_inputs(name), no_such_argument=1)
 
 
-def test_extremes_neither_hang_nor_overflow():
+def test_extremes_neither_hang_nor_overflow_and_zero_sizes_are_free():
     for call in (
         lambda: napkin.min_microbatches_for_bubble(8, 1e-300),
         lambda: napkin.allreduce_time_s(1e308, 2, 1e-308, 0),
@@ -275,17 +255,9 @@ def test_extremes_neither_hang_nor_overflow():
     ):
         with pytest.raises(ValueError, match="must be"):
             call()
-    assert napkin.comm_fraction(1e59, 1e59) == 0.5
-
-
-def test_zero_sizes_are_free():
-    assert napkin.tp_comm_time_per_step(0, 4096, 32, 1, 1e9, 1e-6) == 0
+    assert (napkin.comm_fraction(1e59, 1e59), napkin.tp_comm_time_per_step(0, 4096, 32, 1, 1e9, 1e-6)) == (0.5, 0)
     assert napkin.tp_comm_time_per_step(8, 4096, 0, 8, 1e9, 1e-6) == 0
-    assert napkin.ep_alltoall_bytes_per_rank(0, 4096, 2, 32, 8) == 0
-    assert napkin.comm_fraction(0, 0) == 0
-
-
-def test_slower_link_that_is_already_faster_needs_no_overlap():
+    assert (napkin.ep_alltoall_bytes_per_rank(0, 4096, 2, 32, 8), napkin.comm_fraction(0, 0)) == (0, 0)
     link = {"bandwidth_Bps": 1e9, "latency_s": 1e-6}
     assert napkin.breakeven_overlap_fraction(link, link, 1, 4096, 32, 2) == 0
     with pytest.raises(ValueError, match="slow"):
@@ -299,20 +271,21 @@ def test_the_lab_and_compare_find_the_same_share_of_their_own_times():
     swept = commtax.compare("llama-3.1-8b", "8xh100-sxm", ["link=nvlink4,ib-ndr"], tp=2, batch=1)
     near, far = (float(row.bill.exposed_comm_s) for row in swept.rows)
     shares = [swept.breakeven_overlap(row) for row in swept.rows]
-    assert shares == [0, napkin.breakeven_overlap(far, near)]
-    assert round(shares[1], 2) == 0.74
+    assert (shares, round(shares[1], 2)) == ([0, napkin.breakeven_overlap(far, near)], 0.74)
     hidden = commtax.bill("llama-3.1-8b", catalog.cluster("2x1xh100-sxm", inter="ib-ndr"), tp=2, batch=1, overlap=shares[1])
     assert float(hidden.step_s) == pytest.approx(float(swept.rows[0].bill.step_s), rel=0.001)
 
 
-def test_signatures_are_the_contract():
+def test_signatures_and_aliases_are_the_contract():
     assert inspect.signature(napkin.tp_tax).parameters["tp"].default == 2
     parameters = inspect.signature(napkin.overlap_calculator).parameters
     keyword_only = [n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
     assert tuple(keyword_only) == DATA["signatures_are_the_contract"]
+    from commtax.cli import commands
 
-
-BY_KEY = {c.key: c for c in claims()}
+    known = {o for command in commands([]).commands.values() for p in command.params for o in p.opts}
+    assert set(ALIASES.values()) <= known
+    assert hierarchical_tax(8192, 1, 8, 990e12, 450e9, 50e9) == pytest.approx(napkin.tp_tax(990e12, 450e9, 8192, tp=8))
 
 
 @each(("key", "figures"), DATA["figures"])
@@ -321,31 +294,10 @@ def test_figures(key, figures):
     assert all(f in text for f in figures), text
 
 
-def test_tp2_of_the_study_should_have_been_faster():
-    assert BY_KEY["study-tp2-no-gain"].ratio == pytest.approx(7.08 / 5.05, rel=0.03)
-
-
-def test_every_claim_says_why():
+def test_every_claim_says_why_and_there_are_all_cases():
     assert len(claims()) == len(BY_KEY) == 15
     assert all(c.says and c.arithmetic and c.why and c.document for c in BY_KEY.values())
-
-
-def test_hierarchical_tax_on_one_host_is_the_plain_one():
-    from commtax import napkin
-
-    assert hierarchical_tax(8192, 1, 8, 990e12, 450e9, 50e9) == pytest.approx(napkin.tp_tax(990e12, 450e9, 8192, tp=8))
-
-
-def test_aliases_lead_to_options_that_exist():
-    from commtax.cli import commands
-
-    known = {o for command in commands([]).commands.values() for p in command.params for o in p.opts}
-    assert set(ALIASES.values()) <= known
-
-
-NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
-
-NEEDED = {"to_frame": "pandas", "frame[": "pandas"}
+    assert (len(CASES), BY_KEY["study-tp2-no-gain"].ratio) == (99, pytest.approx(7.08 / 5.05, rel=0.03))
 
 
 @pytest.fixture

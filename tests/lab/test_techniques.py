@@ -47,14 +47,15 @@ from paths import ROOT, SHARED
 from tables import tables
 
 TABLE = SHARED / "techniques.csv"
-
 here = pytest.mark.skipif(not TABLE.is_file(), reason="the shared table of techniques is not here")
-
 FREE, HELD = "https://github.com/vllm-project/vllm/pull/19744", "https://github.com/vllm-project/vllm/pull/39080"
-
 COLUMNS = "id technique engine model chip gpus plan workload metric better baseline value speedup kind confidence quote source note"
-
 RATIOS = st.floats(0.05, 20.0)
+DATA = tables(__file__)
+PAGE = ROOT / "docs" / "transfer.md"
+WIDENING = ("engine", "chip", "dtype", "family", "publisher")
+NAMES = {level: sorted({run[level] for run in fitted_runs()}) for level in WIDENING}
+SETTINGS = st.builds(Setting, **{level: st.sampled_from([*names, "nobody"]) for level, names in NAMES.items()})
 
 
 def row(name="T1", source=FREE, **changes):
@@ -73,15 +74,8 @@ def table_of(tmp_path, *rows):
 
 def scored(before, after, figure="step_s", **changes):
     cells = dict.fromkeys(("id", "technique", "engine", "model", "chip", "plan", "workload"), "x")
-    known = {
-        "kind": "op",
-        "confidence": "high",
-        "metric": "us per op",
-        "source": FREE,
-        "lower": True,
-        "baseline": 20.0,
-        "value": 10.0,
-    }
+    known = {"kind": "op", "confidence": "high", "metric": "us per op", "source": FREE, "lower": True, "baseline": 20.0}
+    known |= {"value": 10.0}
     reading = TechniqueReading("x", "step", "8xh100-sxm", figure=figure, both={"batch": 8})
     return ScoredTechnique(TechniqueRow(**cells | known | changes), reading, before, after)
 
@@ -95,10 +89,15 @@ def test_every_row_has_a_reading_or_what_it_lacks():
     assert all(math.isnan(one.value) == one.held for one in rows)
 
 
-def test_a_row_is_read_or_refused_but_never_both():
+def test_a_row_is_read_or_refused_and_known_figures_are_told_apart():
     readings = technique_readings()
     assert not set(readings.by_row) & set(readings.refused)
     assert {kind in readings.bars.factor for kind in READ_KINDS} == {True}
+    asked = technique_readings().by_row
+    assert not asked["T012"].unseen
+    assert not asked["T061"].unseen
+    assert asked["T061"].seen
+    assert asked["T284"].unseen
 
 
 def first_rows():
@@ -110,7 +109,6 @@ def first_rows():
 
 
 def figures_or_refused(reading):
-    """Both figures, or the option that a side was refused for."""
     try:
         return predict_technique(reading)
     except Refusal as refusal:
@@ -130,8 +128,7 @@ def test_figures_of_held_out_sources_are_read_only_when_asked_for(tmp_path):
     assert held_out(HELD)
     assert not held_out(FREE)
     hidden, shown = read_technique_rows(path), read_technique_rows(path, held=True)
-    assert [one.id for one in hidden] == ["T1", "T2"]
-    assert [one.speedup for one in shown] == [2.0, 2.0]
+    assert ([one.id for one in hidden], [one.speedup for one in shown]) == (["T1", "T2"], [2.0, 2.0])
     assert hidden[0].speedup == 2.0
     assert math.isnan(hidden[1].baseline)
     assert math.isnan(hidden[1].value)
@@ -139,8 +136,7 @@ def test_figures_of_held_out_sources_are_read_only_when_asked_for(tmp_path):
 
 def test_a_speedup_above_one_is_a_gain_whatever_is_better(tmp_path):
     path = table_of(tmp_path, row("T1"), row("T2", better="higher"))
-    assert [one.speedup for one in read_technique_rows(path)] == [2.0, 0.5]
-    assert scored(3.0, 2.0).predicted == 1.5
+    assert ([one.speedup for one in read_technique_rows(path)], scored(3.0, 2.0).predicted) == ([2.0, 0.5], 1.5)
     assert scored(3.0, 2.0, "tokens_per_s").predicted == pytest.approx(2 / 3)
 
 
@@ -158,10 +154,16 @@ def test_signs_agree_as_their_inverses_do(predicted, published, near):
         assert (predicted > 1) == (published > 1)
 
 
-def test_nothing_gained_is_not_the_sign_of_a_loss():
+def test_signs_and_shares_count_what_is_known_and_each_source_once():
     assert not same_sign(1.0, 0.8, 0.03)
     assert not same_sign(1.0, 1.2, 0.03)
     assert same_sign(1.0, 1.02, 0.03)
+    assert scored(2.0, 1.0).scored
+    assert not scored(2.0, 1.0, value=math.nan).scored
+    assert share_right([scored(2.0, 1.0, value=math.nan)], lambda _: True).rows == 0
+    rows = [scored(2.0, 1.0), scored(2.0, 1.0), scored(1.0, 2.0), scored(1.0, 2.0, source=HELD)]
+    found = share_right(rows, lambda one: one.predicted > 1)
+    assert ((found.right, found.rows, found.share), found.by_source) == ((2, 4, 0.5), pytest.approx((2 / 3 + 0) / 2))
 
 
 @given(RATIOS, RATIOS, st.floats(1.0, 2.0))
@@ -170,34 +172,16 @@ def test_a_factor_counts_to_either_side(predicted, published, factor):
     assert within_factor(predicted, predicted, factor)
 
 
-def test_shares_by_source_count_each_source_once():
-    rows = [scored(2.0, 1.0), scored(2.0, 1.0), scored(1.0, 2.0), scored(1.0, 2.0, source=HELD)]
-    found = share_right(rows, lambda one: one.predicted > 1)
-    assert (found.right, found.rows, found.share) == (2, 4, 0.5)
-    assert found.by_source == pytest.approx((2 / 3 + 0) / 2)
-
-
-def test_rows_without_figures_are_not_scored():
-    assert scored(2.0, 1.0).scored
-    assert not scored(2.0, 1.0, value=math.nan).scored
-    assert share_right([scored(2.0, 1.0, value=math.nan)], lambda _: True).rows == 0
-
-
 @each("speedups, at", [([0.5, 2.0], 2.0), ([2.0, 0.5], 2.0), ([0.5, 0.8], math.nan)])
 def test_a_flip_lies_where_the_speedup_passes_one(speedups, at):
     assert crossing([1, 4], speedups) == pytest.approx(at, nan_ok=True)
 
 
-def test_of_several_flips_the_nearest_to_the_published_one_counts():
+def test_of_several_flips_the_nearest_counts_and_rows_are_right_where_both_flip_near():
     assert crossing([1, 4, 16], [0.5, 2.0, 0.5], near=9.0) == pytest.approx(8.0)
-
-
-def test_rows_are_on_the_right_side_where_both_flip_near_each_other():
     group = FlipGroup("x", ("a", "b"), ("batch",))
-    near = ScoredFlip(group, (32, 256), (0.7, 1.3), (1.1, 1.4), 100.0, 60.0)
-    assert near.right(0.03, 2.0) == [True, True]
-    far = ScoredFlip(group, (32, 256), (0.7, 1.3), (1.1, 1.4), 100.0, 20.0)
-    assert far.right(0.03, 2.0) == [False, True]
+    assert ScoredFlip(group, (32, 256), (0.7, 1.3), (1.1, 1.4), 100.0, 60.0).right(0.03, 2.0) == [True, True]
+    assert ScoredFlip(group, (32, 256), (0.7, 1.3), (1.1, 1.4), 100.0, 20.0).right(0.03, 2.0) == [False, True]
     assert ScoredFlip(group, (32, 256), (0.7, 1.3), (1.1, 1.4), 100.0, math.nan).right(0.03, 2.0) == [False, True]
 
 
@@ -208,8 +192,7 @@ def test_quickreduce_flips_between_small_and_large_messages():
     speedups = {"T043": (14.39, 22.85), "T049": (63.86, 37.49)}
     rows = {}
     for name, (before, after) in speedups.items():
-        known = scored(1.0, 1.0, id=name, baseline=before, value=after).row
-        rows[name] = score_row(known, readings)
+        rows[name] = score_row(scored(1.0, 1.0, id=name, baseline=before, value=after).row, readings)
     flip = score_flip(group, rows)
     assert flip is not None
     assert 2**18 < flip.predicted_at < 2**22
@@ -229,14 +212,6 @@ def test_a_dispatch_to_as_many_ranks_as_experts_takes_what_was_published(name, u
     assert predict_technique(technique_readings().by_row[name]) == pytest.approx([x * 1e-6 for x in us], rel=0.08)
 
 
-def test_rows_whose_figures_constants_know_are_told_apart():
-    asked = technique_readings().by_row
-    assert not asked["T012"].unseen
-    assert not asked["T061"].unseen
-    assert asked["T061"].seen
-    assert asked["T284"].unseen
-
-
 def drawn(sources, slope, effects=(0.1, 0.2, 0.4)):
     return [TechniqueMiss(f"s{i}", "others", slope * (i + 1) / sources * x, x) for i in range(sources) for x in effects]
 
@@ -250,14 +225,11 @@ def test_a_range_of_misses_holds_its_share_of_sources_and_little_more(sources, s
     assert width(0.4, found.least, found.share) <= 0.4 * slope * (0.8 + 1 / sources) + 0.05
 
 
-def test_a_source_counts_once_however_many_rows_it_has():
+def test_sources_count_once_and_are_judged_by_ranges_that_they_did_not_teach():
     rows = [TechniqueMiss("many", "others", 0.0, 0.1)] * 90 + [TechniqueMiss(f"s{i}", "others", 0.08, 0.1) for i in range(4)]
     found = fit_misses(rows)
     assert width(0.1, found.least, found.share) >= 0.08
     assert covered_share(rows, MissRange(0.03, 0.0)) == pytest.approx(0.2)
-
-
-def test_sources_are_judged_by_ranges_that_they_did_not_teach():
     alone = [TechniqueMiss("far", "others", 0.5, 0.1), *(TechniqueMiss(f"s{i}", "others", 0.02, 0.1) for i in range(3))]
     assert left_out(alone).coverage == pytest.approx(0.75)
 
@@ -271,17 +243,6 @@ def test_ranges_of_gains_are_those_that_the_free_sources_teach():
     inside = [abs(x.error) <= missed(x.kind, math.exp(x.effect)) for x in misses(score_row(one, readings) for one in quick)]
     assert len(inside) >= 25
     assert np.mean(inside) >= 0.75
-
-
-DATA = tables(__file__)
-
-PAGE = ROOT / "docs" / "transfer.md"
-
-WIDENING = ("engine", "chip", "dtype", "family", "publisher")
-
-NAMES = {level: sorted({run[level] for run in fitted_runs()}) for level in WIDENING}
-
-SETTINGS = st.builds(Setting, **{level: st.sampled_from([*names, "nobody"]) for level, names in NAMES.items()})
 
 
 def setting(run):
@@ -323,8 +284,7 @@ def test_a_range_grows_with_all_that_no_run_had(metric, mixture):
     seen = table("catalog/transfer.toml")["sigma"][metric]["mixtures" if mixture else "dense"]["seen"]
     for run in fitted_runs():
         home = setting(run)
-        assert (unseen_levels(home), is_measured(home)) == ((), True)
-        assert sigma(home, metric, mixture) == pytest.approx(seen)
+        assert ((unseen_levels(home), is_measured(home)), sigma(home, metric, mixture)) == (((), True), pytest.approx(seen))
         for count in range(len(WIDENING)):
             for strange in combinations(WIDENING, count):
                 less = without(home, *strange)
@@ -366,8 +326,7 @@ def run_row(clients, **columns):
 @pytest.mark.parametrize(("clients", "columns", "steps"), DATA["a_run_is_read_as_its_script_launched_it"])
 def test_a_run_is_read_as_its_script_launched_it(clients, columns, steps):
     run = question(run_row(clients, **columns))
-    assert run["engine"].serves.steps_per_decision == steps
-    assert run["concurrency"] == clients
+    assert (run["engine"].serves.steps_per_decision, run["concurrency"]) == (steps, clients)
 
 
 def test_recipes_have_a_source_and_say_what_can_be_asked():

@@ -31,7 +31,6 @@ from paths import BENCHMARKS, DOCUMENTS, ROOT, SHARED
 from tables import tables
 
 DATA = tables(__file__)
-
 TABLES = Path(commtax_lab.__file__).parent / "published" / "tables"
 GROUP = {
     *("kind", "source", "system", "library", "version", "mode", "dtype", "tp"),
@@ -40,12 +39,10 @@ GROUP = {
 
 
 def answer(table):
-    """All rows of one table, priced."""
     return ANSWERS[table.kind](table)
 
 
 def table_of(name, rows=None):
-    """A shipped table, with other rows where they are given."""
     table = next(shipped_tables(name))
     return table if rows is None else replace(table, rows=rows)
 
@@ -111,8 +108,7 @@ def test_every_published_row_names_its_source_and_some_test():
         if path.stem != "h200":  # these are ours
             assert all(row[header.index("source")] for row in rows)
         assert rows
-    records = check(None, only="collectives").records
-    assert 0.2 < np.mean(records.fitted) < 0.7
+    assert 0.2 < np.mean(check(None, only="collectives").records.fitted) < 0.7
 
 
 def test_our_own_rows_are_those_of_the_sweep():
@@ -133,7 +129,7 @@ def test_fitted_rows_are_told_apart(shipped):
     assert not np.any(r.fitted[r.system == "AWS p5.48xlarge (AWS Batch)"])
 
 
-def test_splits_by_hand():
+def test_splits_and_questions_of_collectives_by_hand():
     assert even_power(2**20)
     assert not even_power(2**19)
     assert sweep.is_fitted({"kind": "step", "model": "llama-3.1-8b"})
@@ -141,6 +137,13 @@ def test_splits_by_hand():
     assert is_fitted({"source": "mosaicml/llm-foundry", "gpus": "64", "precision": "amp_bf16"})
     assert not is_fitted({"source": "mosaicml/llm-foundry", "gpus": "128", "precision": "amp_bf16"})
     assert not is_fitted({"source": "mosaicml/llm-foundry", "gpus": "8", "precision": "amp_fp8"})
+    row = {"gpu": "A100 80GB SXM", "system": "AWS p4de.24xlarge x2", "nodes": "2", "gpus": "16", "library": "NCCL"}
+    row |= {"op": "all_reduce"}
+    asked = question(row)
+    assert (asked.cluster.inter.key, asked.cluster.nics_per_host, asked.inside, asked.ranks) == ("efa-100", 4, 8, 16)
+    assert question({**row, "library": "vLLM custom AR 1-stage", "nodes": "1", "gpus": "8"}).algorithm == "one-shot"
+    with pytest.raises(Refusal, match="two ranks"):
+        question({**row, "gpus": "1", "nodes": "1"})
 
 
 def test_json_from_the_command():
@@ -221,18 +224,14 @@ def test_odd_files_give_reasons_and_keep_every_row(tmp_path):
 
 @pytest.mark.parametrize(("name", "asked"), [("inference", "price"), ("training_runs", "train_bill")])
 def test_equal_rows_are_priced_once(monkeypatch, name, asked):
-    """A line that stands 5,000 times in a file costs the time of one, and every row still has its answer."""
     plain, calls = getattr(predicting, asked), []
     monkeypatch.setattr(predicting, asked, lambda *words, **more: calls.append(1) or plain(*words, **more))
     found = answer(table_of(name, table_of(name).rows[:1] * 5000))
-    assert len(calls) == 1
-    assert found.row.tolist() == list(range(5000))
-    assert len(set(found.predicted.tolist())) == 1
+    assert (len(calls), found.row.tolist(), len(set(found.predicted.tolist()))) == (1, list(range(5000)), 1)
 
 
 @pytest.mark.parametrize(("name", "column", "text"), DATA["a_cell_that_is_no_figure_leaves_its_row_out"])
 def test_a_cell_that_is_no_figure_leaves_its_row_out(name, column, text):
-    """One bad cell is the reason of one row: it ends neither the run nor makes it warn."""
     table = table_of(name)
     at = table.header.index(column)
     rows = [table.rows[0], [text if i == at else cell for i, cell in enumerate(table.rows[0])]]
@@ -263,27 +262,9 @@ def test_figures_by_hand(shipped):
     r = shipped.records
     some = r.where_true(np.flatnonzero(r.priced)[:50])
     f = figures(some)
-    off = np.abs(some.predicted / some.measured - 1)
-    assert f.n == 50
-    assert f.median_ape == pytest.approx(float(np.median(off)))
+    assert (f.n, f.median_ape) == (50, pytest.approx(float(np.median(np.abs(some.predicted / some.measured - 1)))))
     assert f.bias == pytest.approx(float(np.exp(np.mean(np.log(some.predicted / some.measured))) - 1))
     assert f.covered == pytest.approx(float(np.mean((some.low <= some.measured) & (some.measured <= some.high))))
-
-
-def test_questions_of_collectives():
-    row = {
-        "gpu": "A100 80GB SXM",
-        "system": "AWS p4de.24xlarge x2",
-        "nodes": "2",
-        "gpus": "16",
-        "library": "NCCL",
-        "op": "all_reduce",
-    }
-    asked = question(row)
-    assert (asked.cluster.inter.key, asked.cluster.nics_per_host, asked.inside, asked.ranks) == ("efa-100", 4, 8, 16)
-    assert question({**row, "library": "vLLM custom AR 1-stage", "nodes": "1", "gpus": "8"}).algorithm == "one-shot"
-    with pytest.raises(Refusal, match="two ranks"):
-        question({**row, "gpus": "1", "nodes": "1"})
 
 
 def test_ranges_of_collectives_come_from_residuals():

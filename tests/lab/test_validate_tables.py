@@ -24,11 +24,13 @@ from paths import BENCHMARKS
 from tables import tables
 
 DATA = tables(__file__)
-
 GEMM = ["m", "n", "k", "gemm_dtype", "latency_ms"]
 PRODUCTS = [["16", "4096", "4096", "bfloat16", "0.02"], ["512", "8192", "4096", "bfloat16", "0.07"]]
 RUN = DATA["run"]
 ASKED = {"model": "llama-3.1-8b", "cluster": "8xh100-sxm", "engine": "vllm", "tp": 2, "input_len": 1024, "output_len": 256}
+TABLES = {table.kind: table for table in shipped_tables() if table.kind not in ("kernels", "open_loop_runs", "h200")}
+ODD = ["", "0", "-1", "1e999", "nan", "inf", "llama", "H100", "8x", "1e-9", "'; --", "\x00", "9" * 40, "full", "8,000"]
+WORDS = st.one_of(st.sampled_from(ODD), st.text(max_size=8))
 
 
 def write(path, rows, columns=None):
@@ -64,25 +66,25 @@ def test_kernels_tell_their_chip_and_engine_by_file_or_folder(tmp_path, path, ch
     write(tmp_path / path, PRODUCTS, GEMM)
     assert [kind for kind, _ in paths(tmp_path)] == ["kernels"]
     ((index, table),) = tables_of_file(path, GEMM, PRODUCTS)
-    assert index == [0, 1]
-    assert (table.chip.key, table.kind.name, table.column("framework")[0]) == (chip, "gemm", engine)
+    assert (index, (table.chip.key, table.kind.name, table.column("framework")[0])) == ([0, 1], (chip, "gemm", engine))
     found = only_records(tmp_path)
     assert np.all(found.priced)
     assert set(found.chip) == {chip}
 
 
-def test_kernels_tell_their_chip_by_a_column(tmp_path):
-    rows = [
-        ["NVIDIA H200", *PRODUCTS[0]],
-        ["rtx_pro_6000_server", *PRODUCTS[0]],
-        ["abacus", *PRODUCTS[0]],
-        ["NVIDIA H200", *PRODUCTS[1]],
-    ]
+def test_kernels_tell_their_chip_by_a_column_and_bounds_without_rows_say_why(tmp_path):
+    rows = [["NVIDIA H200", *PRODUCTS[0]], ["rtx_pro_6000_server", *PRODUCTS[0]], ["abacus", *PRODUCTS[0]]]
+    rows += [["NVIDIA H200", *PRODUCTS[1]]]
     write(tmp_path / "times.csv", rows, ["device", *GEMM])
     found = only_records(tmp_path)
-    assert found.chip.tolist() == ["h200-sxm", "h200-sxm", "rtx-pro-6000-server", ""]
-    assert found.row.tolist() == [0, 3, 1, 2]
+    assert (found.chip.tolist(), found.row.tolist()) == (["h200-sxm", "h200-sxm", "rtx-pro-6000-server", ""], [0, 3, 1, 2])
     assert "abacus" in found.skipped[-1]
+    write(tmp_path / "bare" / "h200_sxm_gemm.csv", PRODUCTS, GEMM)
+    bounds = {b.name: b for b in check(tmp_path / "bare").bounds}
+    assert "our own sweep" in bounds["GEMM bf16 on H200, m <= 256: median"].why
+    assert bounds["serving, dense: median of TPOT"].why == "no tested row has kind tpot"
+    assert bounds["GEMM of engines' tables, bf16: median"].n == 2
+    assert all(b.why for b in bounds.values() if b.ok is None)
 
 
 def test_a_row_is_fitted_whatever_its_file_is_called(tmp_path):
@@ -90,8 +92,7 @@ def test_a_row_is_fitted_whatever_its_file_is_called(tmp_path):
     fitted = [
         next(tables_of_file(name, GEMM, rows))[1].fitted().tolist() for name in ("h100_sxm_gemm.csv", "H100-SXM_vllm_gemm.csv")
     ]
-    assert fitted[0] == fitted[1]
-    assert set(fitted[0]) == {True, False}
+    assert (fitted[0], set(fitted[0])) == (fitted[1], {True, False})
     assert not any(next(tables_of_file("h200_sxm_gemm.csv", GEMM, rows))[1].fitted())
     narrow = [[row[0], "256", *row[2:]] for row in rows]
     assert not any(next(tables_of_file("h100_sxm_gemm.csv", GEMM, narrow))[1].fitted())
@@ -104,20 +105,10 @@ def test_a_folder_is_read_whole(tmp_path):
     write(tmp_path / ".hidden" / "serving_runs.csv", [RUN])
     (tmp_path / "notes.txt").write_text("m,n and k are sizes\n")
     (tmp_path / "broken.csv").write_bytes(b"\x00\xff\x00")
-    out = tmp_path / "rows.csv"
-    report = check(tmp_path, rows_to=out)
+    report = check(tmp_path, rows_to=tmp_path / "rows.csv")
     assert sorted(report.files) == ["deep/er/anything.csv.gz", "kernels_other/h100_sxm_gemm.csv", "serving_runs_more.csv"]
     assert sorted(check(tmp_path).files) == sorted(report.files)  # what was written is no table
     assert "mean_tpot_ms" in headers(tmp_path)
-
-
-def test_bounds_without_rows_say_why(tmp_path):
-    write(tmp_path / "h200_sxm_gemm.csv", PRODUCTS, GEMM)
-    bounds = {b.name: b for b in check(tmp_path).bounds}
-    assert "our own sweep" in bounds["GEMM bf16 on H200, m <= 256: median"].why
-    assert bounds["serving, dense: median of TPOT"].why == "no tested row has kind tpot"
-    assert bounds["GEMM of engines' tables, bf16: median"].n == 2
-    assert all(b.why for b in bounds.values() if b.ok is None)
 
 
 @each(("column", "kind", "unit", "per_gpu", "middle"), DATA["columns_say_what_they_measure"])
@@ -147,14 +138,8 @@ def test_every_metric_is_what_the_closed_loop_gives(tmp_path):
 
 
 def test_closed_loops_of_inference_runs_have_every_metric(tmp_path):
-    one = {
-        "framework": "SGLang 0.5",
-        "model": "Llama-3.1-8B",
-        "gpu": "NVIDIA H100 80GB HBM3",
-        "isl": "512",
-        "osl": "128",
-        "tp": "2",
-    }
+    one = {"framework": "SGLang 0.5", "model": "Llama-3.1-8B", "gpu": "NVIDIA H100 80GB HBM3", "isl": "512", "osl": "128"}
+    one |= {"tp": "2"}
     one |= {"batch": "32", "batch_kind": "closed loop of clients", "value": "9"}
     told = {"request_throughput": "req/s", "total_token_throughput": "tok/s/gpu", "mean_e2el": "s", "mean_itl": "ms"}
     write(tmp_path / "a.csv", [{**one, "metric": metric, "unit": unit} for metric, unit in told.items()])
@@ -165,21 +150,17 @@ def test_closed_loops_of_inference_runs_have_every_metric(tmp_path):
     assert found.predicted[0] == pytest.approx(32 / found.predicted[2])
 
 
-def test_a_figure_of_one_gpu_counts_for_all(tmp_path):
+def test_a_figure_of_one_gpu_counts_for_all_and_a_server_without_clients_is_full(tmp_path):
     write(tmp_path / "a.csv", [{**RUN, "tput_per_gpu": "5000"}])
     (measured,) = only_records(tmp_path).measured
     assert measured == 10_000
-
-
-def test_a_server_without_a_number_of_clients_is_full(tmp_path):
     write(
         tmp_path / "a.csv",
         [{**RUN, "batch_size": "", "output_throughput": "9000", "mean_ttft_ms": "50"}, {**RUN, "batch_size": ""}],
     )
     found = only_records(tmp_path)
     at = dict(zip(found.kind, found.predicted, strict=True))
-    few = simulate(**ASKED, concurrency=64).tokens_per_s
-    assert at["throughput"] > few
+    assert at["throughput"] > simulate(**ASKED, concurrency=64).tokens_per_s
     assert "clients" in found.skipped[found.kind == "ttft"][0]
     assert found.skipped[-1]
 
@@ -214,8 +195,7 @@ def test_another_predictor_beside_ours(tmp_path):
     assert (found.ids, found.matched, found.unknown, found.unpriced, found.unread) == (7, 4, 1, 1, 1)
     assert found.units == {"ttft": "ms"}  # 40 s would be a thousand times what was measured
     first = {duel.kind: duel for duel in found.duels if duel.value == "all"}
-    assert first["tpot"].rival.median_ape == pytest.approx(0, abs=1e-12)
-    assert first["tpot"].wins == 0
+    assert (first["tpot"].rival.median_ape, first["tpot"].wins) == (pytest.approx(0, abs=1e-12), 0)
     off = np.abs(made.predicted / made.measured - 1)[(made.kind == "tpot") & made.priced]
     assert first["tpot"].ours.median_ape == pytest.approx(float(np.median(off)))
     assert first["tpot"].n == first["ttft"].n == 4
@@ -275,15 +255,9 @@ def test_nothing_is_looked_up_over_the_network(tmp_path, monkeypatch):
     assert all("catalogue" in why or "column" in why for why in report.records.skipped)
 
 
-TABLES = {table.kind: table for table in shipped_tables() if table.kind not in ("kernels", "open_loop_runs", "h200")}
-ODD = ["", "0", "-1", "1e999", "nan", "inf", "llama", "H100", "8x", "1e-9", "'; --", "\x00", "9" * 40, "full", "8,000"]
-WORDS = st.one_of(st.sampled_from(ODD), st.text(max_size=8))
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(sorted(TABLES)), st.randoms(use_true_random=False), st.lists(WORDS, max_size=4))
 def test_mutated_tables_give_reasons_and_never_an_error(kind, random, words):
-    """Cells changed, columns shuffled and dropped: each row is priced or says why not."""
     table = TABLES[kind]
     row = dict(zip(table.header, random.choice(table.rows), strict=False))
     row |= {random.choice(table.header): word for word in words}
@@ -314,8 +288,7 @@ def test_fits_and_scores_tell_fitted_rows_by_the_same_rule():
 
 
 def test_kinds_are_all_answered():
-    assert set(ANSWERS) == set(KINDS)
-    assert kind_of("h100_sxm_gemm.csv.gz").name == "gemm"
+    assert (set(ANSWERS), kind_of("h100_sxm_gemm.csv.gz").name) == (set(KINDS), "gemm")
     assert all(catalog.chip(key) for key in ("h100-sxm", "h200-sxm"))
 
 

@@ -21,8 +21,22 @@ from commtax.launch.yaml_text import yaml_text
 from commtax.statement import Refusal
 from commtax.verbs.settling import resolve_question
 from commtax_lab.emitted import SERVING, calls, parsed_calls
+from tables import tables
+from texts import put
 
+DATA = tables(__file__)
 MODEL = "meta-llama/Llama-3.1-70B-Instruct"
+LEAVES = st.sampled_from(["", "1", "8", "vllm", "-c", "sh", "--tp=2", "$(A)", "${A:-2}", "prefill", MODEL, "x/vllm:1", "{{ x }}"])
+KEYS = st.sampled_from(" ".join(DATA["words"]).split())
+TREES = st.recursive(LEAVES, lambda part: st.lists(part, max_size=3) | st.dictionaries(KEYS, part, max_size=5), max_leaves=25)
+KNOWN = tomllib.loads(Path(__file__).with_name("engine_options.toml").read_text())
+GPU = "nvidia.com/gpu"
+TEXT = st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), min_size=1, max_size=20)
+DOCUMENTS = st.recursive(
+    TEXT | st.integers() | st.booleans(),
+    lambda part: st.lists(part, min_size=1, max_size=3) | st.dictionaries(TEXT, part, min_size=1, max_size=3),
+    max_leaves=12,
+)
 
 
 def deployment(container, kind="Deployment", **spec):
@@ -79,16 +93,13 @@ def test_a_form_says_what_its_command_says(form, tp, pp, length, more):
 
 
 def test_beside_a_model_a_manifest_is_no_longer_tp_1(tmp_path):
-    """… and max-model-len counts where memory is asked for."""
-    file = tmp_path / "llm.yaml"
-    file.write_text(as_args(["--tensor-parallel-size", "4", "--max-model-len", "32768"]))
+    file = put(tmp_path, "llm.yaml", as_args(["--tensor-parallel-size", "4", "--max-model-len", "32768"]))
     for words in (["llama-3.1-70b"], []):
         done = run_here("fit", *words, "--cluster", "8xh100-sxm", "--from", file, "--json")
         assert done.returncode == 0
         assert "TP 4" in done.stdout or '"tp": 4' in done.stdout
         assert "32768" in done.stdout
-    bare = tmp_path / "bare.yaml"
-    bare.write_text(as_args(["--max-model-len", "8192"]))
+    bare = put(tmp_path, "bare.yaml", as_args(["--max-model-len", "8192"]))
     assert run_here("fit", "--cluster", "8xh100-sxm", "--from", bare).returncode == 1  # TP 1 is what it starts, and it does not fit
 
 
@@ -111,9 +122,7 @@ def test_beside_a_model_a_manifest_is_no_longer_tp_1(tmp_path):
     ],
 )
 def test_what_starts_no_known_server_is_refused(text, tmp_path):
-    file = tmp_path / "x.yaml"
-    file.write_text(text)
-    done = run_here("bill", "llama-3.1-70b", "--cluster", "8xh100-sxm", "--from", file)
+    done = run_here("bill", "llama-3.1-70b", "--cluster", "8xh100-sxm", "--from", put(tmp_path, "x.yaml", text))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert done.stderr.startswith("error: from")
 
@@ -160,6 +169,12 @@ def test_hosts_of_one_server_are_not_servers():
     words[-1] = "2"
     found = parse(deployment({"command": words}, kind="StatefulSet", replicas="2"))
     assert (found.servers.count, found.place.nnodes) == (1, 2)
+    found = parse(
+        "kind: InferenceService\nspec:\n  predictor:\n    model:\n      modelFormat: {name: huggingface}\n"
+        f"      args: [--model_name=a, --model_id={MODEL}]\n      resources: {{limits: {{nvidia.com/gpu: '4'}}}}\n"
+        "    workerSpec: {pipelineParallelSize: 2, tensorParallelSize: 4}\n"
+    )
+    assert (found.model, found.options, found.place.nnodes, found.notes) == (MODEL, {"tp": 4, "pp": 2}, 2, ())
 
 
 def test_sums_of_the_shell_and_files_of_a_config_map():
@@ -187,7 +202,7 @@ def test_of_several_models_one_is_taken_and_the_others_are_named(tmp_path):
     assert (lost.returncode, "small, large" in lost.stderr) == (2, True)
 
 
-def test_gpus_that_no_plan_uses_are_said():
+def test_gpus_that_no_plan_uses_and_settings_alone_are_said():
     found = parse(
         deployment({"image": "vllm/vllm-openai", "args": ["--model", MODEL], "resources": {"limits": {"nvidia.com/gpu": "8"}}})
     )
@@ -195,34 +210,9 @@ def test_gpus_that_no_plan_uses_are_said():
     two = deployment({"image": "vllm/vllm-openai", "args": ["--model", MODEL, "--foo", "1"]})
     opaque = deployment({"image": "own/thing", "command": ["/run.sh"], "resources": {"limits": {"amd.com/gpu": "8"}}})
     assert parse(two + "\n" + opaque).unread == ("--foo 1", "what starts a on 8 GPUs")
-
-
-def test_settings_alone_are_taken_for_vllm_and_it_is_said():
     found = parse(f"# of vllm serve --config\nmodel: {MODEL}\ntensor-parallel-size: 4\nmax-model-len: 8192\nenforce-eager: true\n")
     assert (found.model, found.options) == (MODEL, {"tp": 4, "max_model_len": 8192, "eager": True})
     assert [note.code for note in found.notes] == ["assumed engine"]
-
-
-def test_a_kserve_predictor_of_several_hosts():
-    found = parse(
-        "kind: InferenceService\nspec:\n  predictor:\n    model:\n      modelFormat: {name: huggingface}\n"
-        f"      args: [--model_name=a, --model_id={MODEL}]\n      resources: {{limits: {{nvidia.com/gpu: '4'}}}}\n"
-        "    workerSpec: {pipelineParallelSize: 2, tensorParallelSize: 4}\n"
-    )
-    assert (found.model, found.options, found.place.nnodes, found.notes) == (MODEL, {"tp": 4, "pp": 2}, 2, ())
-
-
-LEAVES = st.sampled_from(["", "1", "8", "vllm", "-c", "sh", "--tp=2", "$(A)", "${A:-2}", "prefill", MODEL, "x/vllm:1", "{{ x }}"])
-
-WORDS = (
-    "kind spec containers name image args command env value replicas size prefill decode parallelism tensor model uri resources",
-    "limits nvidia.com/gpu services vllmConfig modelURL metadata labels role deploy reservations devices count run engine_kwargs",
-    "<<",
-)
-
-KEYS = st.sampled_from(" ".join(WORDS).split())
-
-TREES = st.recursive(LEAVES, lambda part: st.lists(part, max_size=3) | st.dictionaries(KEYS, part, max_size=5), max_leaves=25)
 
 
 @given(st.dictionaries(KEYS, TREES, min_size=1, max_size=5))
@@ -245,7 +235,7 @@ def test_hosts_of_a_training_job_are_one_job(groups):
     assert (read.servers.count, read.options["tp"], read.options["dp"]) == (1, 8, 4)
 
 
-def test_servers_that_do_not_start_as_pasted_end_alike_in_fit_and_simulate():
+def test_servers_that_do_not_start_as_pasted_end_alike_and_racks_keep_their_names():
     """The chart uses all 8 GPUs, so none idles beside the server for prompts that ``fit`` looks at."""
     words = ("--from", str(Path(__file__).parents[2] / "examples" / "deployments" / "llm-d-values.yaml"), "-c", "8xh100")
     fit, closed = run_here("fit", *words), run_here("simulate", *words, "--concurrency", "4")
@@ -253,21 +243,12 @@ def test_servers_that_do_not_start_as_pasted_end_alike_in_fit_and_simulate():
     assert (fit.returncode, closed.returncode, timed.returncode) == (1, 1, 1)
     assert "GPUs idle" not in fit.stdout
     assert closed.stdout.startswith("vLLM would not start")
-
-
-def test_a_rack_keeps_its_name_where_a_command_is_pasted():
     done = run_here("fit", "--from", "vllm serve meta-llama/Llama-3.1-8B -tp 4", "-c", "gb200-nvl72")
     assert " on gb200-nvl72 (72 GPUs" in done.stdout
     assert "as the command needs it" not in done.stdout
 
 
-KNOWN = tomllib.loads(Path(__file__).with_name("engine_options.toml").read_text())
-
-GPU = "nvidia.com/gpu"
-
-
 def emitted(form, engine, model="llama-3.1-70b", cluster="2x8xh100-sxm", copies=1, prompts=0, **options):
-    """What one form is for a plan, by what it is for."""
     return written(resolve_question(model, cluster, {"engine": engine, **options}), form, copies, prompts)
 
 
@@ -292,21 +273,11 @@ def test_what_is_written_reads_back_as_its_plan(form, engine, drawn):
         return
     found = parse(text)
     assert (found.engine, found.unread, found.servers.count) == (engine, (), copies)
-    assert {axis: found.axes[axis] for axis in sizes} == sizes
-    assert (found.servers.prefill_workers or 0) == prompts
+    assert ({axis: found.axes[axis] for axis in sizes}, found.servers.prefill_workers or 0) == (sizes, prompts)
     if prompts:
         assert (found.servers.prefill_tp, found.servers.prefill_dp) == (apart["prefill_tp"], apart["prefill_dp"])
     if form != "slurm":
         assert all(isinstance(document, dict) for document in yaml.safe_load_all(text))
-
-
-TEXT = st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), min_size=1, max_size=20)
-
-DOCUMENTS = st.recursive(
-    TEXT | st.integers() | st.booleans(),
-    lambda part: st.lists(part, min_size=1, max_size=3) | st.dictionaries(TEXT, part, min_size=1, max_size=3),
-    max_leaves=12,
-)
 
 
 @given(st.dictionaries(TEXT, DOCUMENTS, min_size=1, max_size=3))
@@ -335,12 +306,10 @@ def test_engines_know_every_flag_that_is_written(engine):
 
 
 def documents(text):
-    """Resources by kind and name."""
     return {(one["kind"], one["metadata"]["name"]): one.get("spec", one) for one in yaml.safe_load_all(text)}
 
 
 def pods(spec):
-    """The pods that a resource starts, with the labels that find them."""
     group = spec.get("leaderWorkerTemplate", {})
     return [part for part in (spec.get("template"), group.get("leaderTemplate"), group.get("workerTemplate")) if part]
 
@@ -419,11 +388,9 @@ def test_a_batch_script_is_bash_and_starts_every_server(engine, sizes):
     except Refusal:
         return
     checked = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, check=False)
-    assert (checked.returncode, checked.stderr) == (0, "")
-    assert text.count("\nsrun ") == 2 + prompts
+    assert ((checked.returncode, checked.stderr), text.count("\nsrun ")) == ((0, ""), 2 + prompts)
     nodes = int(text.split("--nodes=")[1].split("\n")[0])
-    per_server = sizes["tp"] * sizes.get("pp", 1) * sizes.get("dp", 1)
-    assert nodes == (2 * max(1, per_server // 8) if not prompts else 2)
+    assert nodes == (2 * max(1, sizes["tp"] * sizes.get("pp", 1) * sizes.get("dp", 1) // 8) if not prompts else 2)
 
 
 def test_training_goes_to_slurm_and_nowhere_else(tmp_path):
@@ -451,7 +418,7 @@ def test_a_plan_goes_to_a_file_and_comes_back(tmp_path):
     assert (strange.returncode, "kubernetes, dynamo, llm-d, compose, slurm" in strange.stderr) == (2, True)
 
 
-def test_llm_d_comes_with_its_scheduler_and_what_installs_both():
+def test_llm_d_and_routers_come_with_what_stands_before_two_pools():
     found = emitted("llm-d", "vllm", copies=2, prompts=3, tp=4, prefill_tp=2, disaggregated=True)
     values, router = yaml.safe_load(found["launch"]), yaml.safe_load(found["router"])
     label = router["inferencePool"]["modelServers"]["matchLabels"]
@@ -461,10 +428,6 @@ def test_llm_d_comes_with_its_scheduler_and_what_installs_both():
     known = {plugin["type"] for plugin in chosen["plugins"]}
     assert {ref["pluginRef"] for profile in chosen["schedulingProfiles"] for ref in profile["plugins"]} <= known
     assert found["install"].count("helm install") == 2
-
-
-def test_a_router_of_the_engine_stands_before_two_pools():
-    """No toy of a repository: programs that are released, by the names of their packages."""
     for engine, program in (("vllm", "vllm-router"), ("sglang", "sglang_router.launch_router")):
         text = emitted("slurm", engine, copies=2, prompts=3, tp=4, prefill_tp=2, disaggregated=True)["launch"]
         ((_, words),) = [call for call in calls(text) if call[0] == program]

@@ -24,12 +24,12 @@ from source import nodes
 from tables import tables
 
 ENGINES = ("vllm", "sglang", "trtllm")
-
 DATA = tables(__file__)
-
 MODEL, CLUSTER = catalog.model("deepseek-v3"), catalog.cluster("8xh200-sxm")
-
 WIDE = catalog.cluster("2x8xh200-sxm")
+SERVED = [one for one in techniques().values() if not is_carrier(one)]
+FILES = [*sorted((SOURCE / "launch").glob("*.py")), SOURCE / "runs" / "logs" / "training_audit.py", SOURCE / "cli" / "pasting.py"]
+HOLDERS = ("values", "options")
 
 
 def asked(names, engine="vllm", **plan):
@@ -38,7 +38,6 @@ def asked(names, engine="vllm", **plan):
 
 
 def read_back(question, launch):
-    """The same plan without techniques, with what a launch sets of them."""
     told, fields = dict(launch.options), {name: option.key for name, option in options().items() if option.field}
     if "slots" in told or launch.slots:
         told["redundant_experts"] = launch.slots - question.model.experts.num_experts
@@ -53,11 +52,7 @@ def test_flags_are_read_in_every_spelling(case):
     text = f"{case.get('before', '')} {head} {case['says']}"
     found = parse(f"cat > a.yml <<EOF\n{settings_of}\nEOF\n{text} --config a.yml" if settings_of else text)
     told = {name: value for name, value in found.options.items() if name not in ("tp", "dp", "ep") or name in case["means"]}
-    assert told == case["means"]
-    assert found.unread == tuple(case.get("unread", ()))
-
-
-SERVED = [one for one in techniques().values() if not is_carrier(one)]
+    assert (told, found.unread) == (case["means"], tuple(case.get("unread", ())))
 
 
 def rivals(one):
@@ -68,7 +63,6 @@ def rivals(one):
 
 @st.composite
 def asked_of_engines(draw):
-    """An engine and techniques that it can be told to use, with values."""
     engine = draw(st.sampled_from(ENGINES))
     known = [one for one in SERVED if one.flags.get(engine)]
     chosen = draw(st.lists(st.sampled_from(known), max_size=4, unique_by=rivals))
@@ -211,14 +205,7 @@ def test_a_number_that_is_none_is_refused_by_its_flag(text):
 
 
 @pytest.mark.parametrize("flag", ["--speculative-config", "-sc", "--compilation-config", "--eplb-config"])
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        ("""'{"num_speculative_tokens": 8'""", "expecting ',' delimiter at character 29, after 'eculative_tokens\": 8'"),
-        ("""'{"method": mtp}'""", "expecting value at character 12, after '{\"method\": '"),
-        ("{method:mtp}", "at character 2, after '{' (a shell takes quotes away that are not inside other quotes)"),
-    ],
-)
+@pytest.mark.parametrize(("value", "said"), DATA["broken_json_is_refused_by_its_flag_and_place"])
 def test_broken_json_is_refused_by_its_flag_and_place(flag, value, said):
     done = run_here("bill", "--cluster", "8xh200-sxm", "--from", f"vllm serve deepseek-ai/DeepSeek-V3 -tp 8 {flag} {value}")
     assert (done.returncode, done.stdout) == (2, "")
@@ -232,11 +219,6 @@ def test_settings_may_be_told_as_yaml_has_them():
         ("setting", "context-parallel-size", "<dcp>"),
         ("setting", "cp-config.cp-type", "HELIX"),
     ]
-
-
-FILES = [*sorted((SOURCE / "launch").glob("*.py")), SOURCE / "runs" / "logs" / "training_audit.py", SOURCE / "cli" / "pasting.py"]
-
-HOLDERS = ("values", "options")
 
 
 def names_in(tree):

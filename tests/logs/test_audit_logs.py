@@ -23,14 +23,34 @@ from each import each
 from paths import FIXTURES
 from start_logs import LOGS, name, of_log
 from tables import tables
+from texts import put
 
 DATA = tables(__file__)
-
 GIB = 2**30
-
 REAL = json.loads((FIXTURES / "audit" / "logs.json").read_text())
-
 READERS = {"vllm": vllm_log, "sglang": sglang_log, "trtllm": trtllm_log, "nccl": nccl_log}
+PROGRESS = (
+    "[PG ID 0 PG GUID 0(default_pg) Rank {}] failure detected by watchdog at work sequence id: 9 "
+    "PG status: last enqueued work: {}, last completed work: 8"
+)
+CALL = (
+    "n{0}:{0}:1 [0] NCCL INFO {1}: opCount {2:x} sendbuff 0x1 recvbuff 0x2 count {3} datatype 9 op 0 root 0 "
+    "comm 0xa{0} [nranks=4] stream 0x3"
+)
+INIT = "n1:10{0}:20{0} [{0}] NCCL INFO ncclCommInitRankConfig comm 0x55a{0} rank {0} nranks {1} cudaDev {0} commId 0x79 - Init {2}"
+WATCHDOG = (
+    "[Rank {}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={}, OpType=ALLREDUCE, NumelIn=8, NumelOut=8, "
+    "Timeout(ms)=600000) ran for 600061 milliseconds before timing out."
+)
+CLAIM = (
+    "(Worker_TP{0} pid=5{0}) INFO 06-13 20:03:57 [cpu_worker.py:235] Auto set ({1}/18.0) GiB for KV cache on node {2}, "
+    "with {3} GiB requested memory for the worker. 3.92 GiB memory was consumed by non-kv usages."
+)
+MODELS = ["llama-3.1-8b", "gpt-oss-20b", "gemma-3-27b", "qwen3-8b"]
+CPU_LINES = (
+    "(Worker_TP{n} pid=7{n}) INFO 11-15 04:59:15 [cpu_worker.py:251] Auto set (20.15/23.21) GiB for KV cache on node {node}, with "
+    "20.9 GiB requested memory for the worker. 0.75 GiB memory was consumed by non-kv usages."
+)
 
 
 def real(*kinds):
@@ -51,11 +71,9 @@ def test_enough_real_logs():
 
 @real("vllm", "sglang", "trtllm", "nccl")
 def test_a_real_log_is_recognised_as_what_it_is(row, tmp_path):
-    path = tmp_path / "x.log"
-    path.write_text("\n".join(row["lines"]))
+    path = put(tmp_path, "x.log", "\n".join(row["lines"]))
     assert "log" in formats.kinds(path)
-    said = formats.read(path)[0]
-    assert getattr(said, "engine", "nccl") == row["kind"]
+    assert getattr(formats.read(path)[0], "engine", "nccl") == row["kind"]
 
 
 @real("vllm", "sglang", "trtllm")
@@ -86,8 +104,7 @@ def test_a_start_is_told_without_a_claim(row):
     failed = [f for f in told.findings if f.code == "starts that failed"]
     assert [f.verdict for f in failed] == ["disagree"] * row["expected"].get("causes", []).count("failure")
     assert all(f.predicted is None and f.measured is not None and f.verdict == "unknown" for f in told.findings if f not in failed)
-    assert [c.code for c in told.causes] == row["expected"].get("causes", [])
-    assert told.facts["engine"] == log.engine
+    assert ([c.code for c in told.causes], told.facts["engine"]) == (row["expected"].get("causes", []), log.engine)
     assert "api_key" not in told.facts
     measured = {f.code: f.measured for f in told.findings}
     if tokens := row["expected"].get("kv_tokens"):
@@ -98,27 +115,13 @@ def test_a_start_is_told_without_a_claim(row):
 
 @pytest.mark.parametrize("row", [r for r in REAL if "agree" in r["expected"]], ids=lambda r: r["name"])
 def test_real_starts_agree_with_what_fits(row):
-    log = READERS[row["kind"]].parse("\n".join(row["lines"]))
-    found = audit_log(log, claimed(row["expected"]["claim"]))
+    found = audit_log(READERS[row["kind"]].parse("\n".join(row["lines"])), claimed(row["expected"]["claim"]))
     verdicts = {f.code: f.verdict for f in found.findings}
     assert {code: verdicts[code] for code in row["expected"]["agree"]} == dict.fromkeys(row["expected"]["agree"], "agree")
     assert "disagree" not in verdicts.values()
 
 
-def test_all_ranks_together_hold_one_copy_and_what_is_on_each():
-    """QwQ-32B, TP 4: norms, and KV heads that divide, are all that ranks share; the sum is the model's."""
-    row = next(r for r in REAL if r["name"].startswith("QwQ"))
-    found = audit_log(sglang_log.parse("\n".join(row["lines"])), claimed(row["expected"]["claim"]))
-    (total,) = [f for f in found.findings if f.code == "all ranks' weights"]
-    (each,) = [f for f in found.findings if f.code == "weights"]
-    assert total.predicted == pytest.approx(4 * each.predicted)
-    half = audit_log(sglang_log.parse("\n".join(row["lines"]).replace("15.54", "7.77")), claimed(row["expected"]["claim"]))
-    (total,) = [f for f in half.findings if f.code == "all ranks' weights"]
-    assert total.verdict == "disagree"
-    assert "one copy has" in total.reason
-
-
-def test_a_disabled_allreduce_has_its_price_a_token():
+def test_a_disabled_allreduce_has_its_price_a_token_and_nccl_alone_is_a_cause():
     line = (
         "[2025-01-01 00:00:00 TP0] Custom allreduce is disabled because your platform lacks GPU P2P capability or P2P test failed."
     )
@@ -131,21 +134,25 @@ def test_a_disabled_allreduce_has_its_price_a_token():
     eager = "INFO x] Initializing a V1 LLM engine (v0.11.0) with config: model='m', enforce_eager=True"
     (cause,) = audit_log(vllm_log.parse(eager), claimed({"model": "llama-3.1-8b", "cluster": "dgx-h100", "tp": 8})).causes
     assert (cause.code, cause.cost_s > 0) == ("eager", True)
-
-
-def test_an_order_of_dispatch_with_nccl_alone():
     line = "INFO x.py:1] Using {} all-reduce backends (in dispatch order) for group 'tp:0' out of []"
     assert [c.code for c in audit_log(vllm_log.parse(line.format("['PYNCCL']")), None).causes] == ["custom all-reduce"]
     assert not audit_log(vllm_log.parse(line.format("['CUSTOM', 'PYNCCL']")), None).causes
 
 
-def test_a_log_is_judged_as_the_engine_that_wrote_it():
+def test_a_log_is_judged_as_the_engine_that_wrote_it_and_by_its_whole_copy():
     row = next(r for r in REAL if r["name"].startswith("QwQ"))
     found = audit_log(sglang_log.parse("\n".join(row["lines"])), claimed(row["expected"]["claim"]))
     assert "engine" in [n.code for n in found.notes]
     same = audit_log(sglang_log.parse("\n".join(row["lines"])), claimed({**row["expected"]["claim"], "engine": "sglang"}))
     assert "engine" not in [n.code for n in same.notes]
     assert [f.predicted for f in same.findings] == [f.predicted for f in found.findings]
+    (total,) = [f for f in found.findings if f.code == "all ranks' weights"]
+    (each,) = [f for f in found.findings if f.code == "weights"]
+    assert total.predicted == pytest.approx(4 * each.predicted)
+    half = audit_log(sglang_log.parse("\n".join(row["lines"]).replace("15.54", "7.77")), claimed(row["expected"]["claim"]))
+    (total,) = [f for f in half.findings if f.code == "all ranks' weights"]
+    assert total.verdict == "disagree"
+    assert "one copy has" in total.reason
 
 
 def test_the_last_start_of_sglang_and_of_trtllm_counts():
@@ -158,26 +165,22 @@ def test_the_last_start_of_sglang_and_of_trtllm_counts():
     assert (twice.version, twice.kv_tokens) == ("1.1", 32)
 
 
-def test_iterations_of_trtllm():
+def test_serving_lines_of_vllm_and_iterations_of_trtllm():
+    line = (
+        "INFO 1 [loggers.py:1] Engine 000: Avg prompt throughput: 10.0 tokens/s, Avg generation throughput: {} tokens/s, "
+        "Running: 8 reqs, Waiting: {} reqs, GPU KV cache usage: {}%, Prefix cache hit rate: 0.0%"
+    )
+    log = vllm_log.parse("GPU KV cache size: 100 tokens\n" + "\n".join(line.format(n, 2, 99.1) for n in (100.0, 300.0, 200.0)))
+    assert (typical_load(log), [c.code for c in audit_log(log, None).causes]) == ((8, 200.0, 0), ["cache full"])
+    measured = audit_log(log, claimed({"model": "llama-3.1-8b", "cluster": "h100-sxm", "tp": 1}))
+    (served,) = [f for f in measured.findings if f.code == "served"]
+    assert served.measured == pytest.approx(8 / 200.0)
     line = (
         "[01/16/2026-06:20:17] [TRT-LLM] [RANK 0] [I] iter = {}, host_step_time = {}ms, num_scheduled_requests: {}, states = "
         "{{'num_ctx_requests': {}, 'num_ctx_tokens': 0, 'num_generation_tokens': {}}}"
     )
     log = trtllm_log.parse("\n".join([line.format(i, 20.0, 5, 0, 5) for i in range(3)] + [line.format(3, 80.0, 5, 1, 4)]))
     assert typical_load(log) == (5, pytest.approx(250.0), 0)
-
-
-def test_serving_lines_of_vllm():
-    line = (
-        "INFO 1 [loggers.py:1] Engine 000: Avg prompt throughput: 10.0 tokens/s, Avg generation throughput: {} tokens/s, "
-        "Running: 8 reqs, Waiting: {} reqs, GPU KV cache usage: {}%, Prefix cache hit rate: 0.0%"
-    )
-    log = vllm_log.parse("GPU KV cache size: 100 tokens\n" + "\n".join(line.format(n, 2, 99.1) for n in (100.0, 300.0, 200.0)))
-    assert typical_load(log) == (8, 200.0, 0)
-    assert [c.code for c in audit_log(log, None).causes] == ["cache full"]
-    measured = audit_log(log, claimed({"model": "llama-3.1-8b", "cluster": "h100-sxm", "tp": 1}))
-    (served,) = [f for f in measured.findings if f.code == "served"]
-    assert served.measured == pytest.approx(8 / 200.0)
 
 
 @real("nccl")
@@ -189,8 +192,7 @@ def test_figures_of_real_nccl_logs(row):
     assert ways == wanted.get("ways", {})
     by_pair = {f"{r.source}->{r.target}": log.channels(r) for r in log.routes}
     assert wanted.get("channels", {}).items() <= by_pair.items()
-    assert measured.get("ranks in a communicator") == wanted.get("ranks")
-    assert measured.get("hosts") == wanted.get("hosts")
+    assert (measured.get("ranks in a communicator"), measured.get("hosts")) == (wanted.get("ranks"), wanted.get("hosts"))
     assert "width" not in wanted or log.widths == {tuple(wanted["width"])}
     assert [list(ring) for ring in log.rings] == wanted.get("rings", [])
     assert wanted.get("parents", {}).items() <= {str(k): v for k, v in log.parents.items()}.items()
@@ -216,24 +218,11 @@ def test_slow_ways_have_a_price(row):
     assert all(c.cost_s > 0 and 0 < c.share < 1 and "decode step" in c.gain for c in priced)
 
 
-PROGRESS = (
-    "[PG ID 0 PG GUID 0(default_pg) Rank {}] failure detected by watchdog at work sequence id: 9 "
-    "PG status: last enqueued work: {}, last completed work: 8"
-)
-
-
 def test_a_rank_that_never_called_is_named():
     lines = [PROGRESS.format(rank, 8 if rank == 3 else 12) for rank in range(4)]
-    found = audit_nccl([nccl_log.parse("\n".join(lines))], None, ["x"])
-    assert found.culprit.rank == 3
+    assert audit_nccl([nccl_log.parse("\n".join(lines))], None, ["x"]).culprit.rank == 3
     healthy = audit_nccl([nccl_log.parse("\n".join(PROGRESS.format(rank, 12) for rank in range(4)))], None, ["x"])
     assert healthy.culprit is None
-
-
-CALL = (
-    "n{0}:{0}:1 [0] NCCL INFO {1}: opCount {2:x} sendbuff 0x1 recvbuff 0x2 count {3} datatype 9 op 0 root 0 "
-    "comm 0xa{0} [nranks=4] stream 0x3"
-)
 
 
 @given(st.integers(0, 3), st.integers(1, 30), st.booleans())
@@ -279,8 +268,7 @@ def test_ways_are_counted_once_whoever_tells_them(ways):
         for at, (a, b, channel, via) in enumerate(ways)
     ]
     whole = nccl_log.parse("\n".join(lines))
-    parts = nccl_log.join_logs(nccl_log.parse(line) for line in lines)
-    assert whole.routes == parts.routes
+    assert whole.routes == nccl_log.join_logs(nccl_log.parse(line) for line in lines).routes
     kinds = {"P2P/CUMEM/read": "P2P/CUMEM", "SHM/direct/direct": "SHM", "NET/IB/3/GDRDMA": "NET/IB", "NET/Socket/1": "NET/Socket"}
     for a, b, _, via in ways:
         channels = {c for x, y, c, v in ways if (x, y, v) == (a, b, via)}
@@ -317,13 +305,9 @@ def test_no_graphs_are_advised_where_no_gpu_ran():
     assert "eager" not in [c.code for c in audit_log(log, None, "a").causes]
 
 
-INIT = "n1:10{0}:20{0} [{0}] NCCL INFO ncclCommInitRankConfig comm 0x55a{0} rank {0} nranks {1} cudaDev {0} commId 0x79 - Init {2}"
-
-
 @given(st.integers(2, 6), st.data())
 @settings(max_examples=12)
 def test_a_start_that_hangs_did_not_start(size, data):
-    """Ranks that began and never finished are named; those that called anything afterwards had finished."""
     stuck = sorted(data.draw(st.sets(st.integers(0, size - 1), min_size=1)))
     begun = [INIT.format(rank, size, "START") for rank in range(size)]
     ended = [INIT.format(rank, size, "COMPLETE") for rank in range(size) if rank not in stuck]
@@ -355,12 +339,6 @@ def test_an_engine_that_only_began_to_start():
     assert "started" in audit_log(vllm_log.parse(f"{text}\nINFO:     Application startup complete."), None).notes[0]
 
 
-WATCHDOG = (
-    "[Rank {}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={}, OpType=ALLREDUCE, NumelIn=8, NumelOut=8, "
-    "Timeout(ms)=600000) ran for 600061 milliseconds before timing out."
-)
-
-
 @given(st.integers(4, 9), st.data())
 @settings(max_examples=12)
 def test_the_rank_whose_watchdog_is_silent(size, data):
@@ -375,15 +353,8 @@ def test_the_rank_whose_watchdog_is_silent(size, data):
 
 def test_the_lowest_number_is_named():
     lines = [WATCHDOG.format(rank, 64088 if rank == 2 else 96117) for rank in range(4)]
-    found = audit_nccl([nccl_log.parse("\n".join(lines))], None, ["x"])
-    (cause,) = [c for c in found.causes if c.code == "behind"]
+    (cause,) = [c for c in audit_nccl([nccl_log.parse("\n".join(lines))], None, ["x"]).causes if c.code == "behind"]
     assert "rank 2 gave up number 64,088, the lowest" in cause.said
-
-
-CLAIM = (
-    "(Worker_TP{0} pid=5{0}) INFO 06-13 20:03:57 [cpu_worker.py:235] Auto set ({1}/18.0) GiB for KV cache on node {2}, "
-    "with {3} GiB requested memory for the worker. 3.92 GiB memory was consumed by non-kv usages."
-)
 
 
 def test_workers_on_cpus_claim_their_node():
@@ -406,19 +377,14 @@ def test_a_workers_share_is_judged_by_its_own_node(tmp_path):
     served = "INFO GPU KV cache size: 55,424 tokens\nINFO Maximum concurrency for 32,768 tokens per request: 1.69x"
     log = vllm_log.parse(f"{CLAIM.format(0, 1.48, 0, 5.4)}\n{served}")
     found = {f.code: f for f in audit_log(log, claimed({"model": str(tmp_path), "cluster": "1xcpu"})).findings}
-    assert found["KV memory left"].verdict == "unknown"
-    assert found["KV tokens in that memory"].predicted == 55424
+    assert (found["KV memory left"].verdict, found["KV tokens in that memory"].predicted) == ("unknown", 55424)
     assert found["full-length requests at once"].verdict == "agree"
 
 
 @pytest.mark.parametrize("name", ["a watchdog on three ranks", "a rank that called something else"])
 def test_what_never_ended_is_off(name, tmp_path):
-    path = tmp_path / "x.log"
-    path.write_text("\n".join(next(r["lines"] for r in REAL if r["name"] == name)))
+    path = put(tmp_path, "x.log", "\n".join(next(r["lines"] for r in REAL if r["name"] == name)))
     assert audit([path]).verdict == "disagree"
-
-
-MODELS = ["llama-3.1-8b", "gpt-oss-20b", "gemma-3-27b", "qwen3-8b"]
 
 
 def findings(asked, *lines):
@@ -466,8 +432,7 @@ def test_little_that_is_left_is_judged_on_what_it_is_left_of(row):
     model, judged = of_log(row)
     asked = Claim(resolve_question(model, judged.question.cluster, row["args"]))
     found = findings(asked, f"Available KV cache memory: {row['logged']['available_kv_gib']:.2f} GiB")["KV memory left"]
-    assert found.verdict == "agree"
-    assert found.base == judged.question.cluster.chip.visible_bytes
+    assert (found.verdict, found.base) == ("agree", judged.question.cluster.chip.visible_bytes)
     assert abs(found.difference) < 0.003
 
 
@@ -518,22 +483,14 @@ def test_figures_with_two_digits_are_as_exact_as_their_digits():
     assert many["full-length requests at once"].verdict == "disagree", "0.3 % off, where two digits behind the point are printed"
 
 
-CPU_LINES = (
-    "(Worker_TP{n} pid=7{n}) INFO 11-15 04:59:15 [cpu_worker.py:251] Auto set (20.15/23.21) GiB for KV cache on node {node}, with "
-    "20.9 GiB requested memory for the worker. 0.75 GiB memory was consumed by non-kv usages."
-)
-
-
 @pytest.mark.parametrize(("nodes", "blamed"), [((0, 0), ["node memory"]), ((0, 1), [])])
 def test_workers_on_cpus_take_their_share_of_a_node(nodes, blamed):
     """Each of two workers claims 90 % of its node, whatever a socket of the catalogue has; of one node that is too much."""
-    tiny = FIXTURES / "tiny-llama"
-    asked = Claim(resolve_question(str(tiny), "2xcpu", {"tp": 2, "gpu_memory_utilization": 0.9}))
+    asked = Claim(resolve_question(str(FIXTURES / "tiny-llama"), "2xcpu", {"tp": 2, "gpu_memory_utilization": 0.9}))
     lines = [CPU_LINES.format(n=n, node=node) for n, node in enumerate(nodes)]
     section = audit_log(vllm_log.parse("\n".join(lines)), asked)
     (left,) = [f for f in section.findings if f.item == "KV memory left"]
-    assert (left.verdict, left.evidence) == ("agree", True)
-    assert left.base == pytest.approx(23.21 * GIB)
+    assert ((left.verdict, left.evidence), left.base) == (("agree", True), pytest.approx(23.21 * GIB))
     assert [cause.code for cause in section.causes] == blamed
 
 
@@ -556,8 +513,7 @@ def test_an_excerpt_without_its_share_of_memory_is_not_refuted():
         "Maximum concurrency for 2048 tokens per request: 10.79x",
     )
     found = findings(asked, *lines)
-    assert found["weights (rank 0)"].verdict == "agree"
-    assert found["KV tokens"].verdict == "unknown"
+    assert (found["weights (rank 0)"].verdict, found["KV tokens"].verdict) == ("agree", "unknown")
     assert "--gpu-memory-utilization" in found["KV tokens"].reason
 
 
@@ -569,8 +525,7 @@ def test_weights_of_tensorrt_llm_are_counted_once():
     section = audit_log(log, Claim(resolve_question("llama-3.1-70b", "4xh100-sxm", {"tp": 4, "engine": "trtllm"})))
     weights = {f.item: f for f in section.findings if "weights" in f.item}
     assert {item: f.verdict for item, f in weights.items()} == {"weights (4 ranks alike)": "agree", "all ranks' weights": "agree"}
-    alone = trtllm_log.parse("\n".join(held.format(rank) for rank in range(4)))
-    assert len(alone.weights_bytes) == 4
+    assert len(trtllm_log.parse("\n".join(held.format(rank) for rank in range(4))).weights_bytes) == 4
 
 
 def test_less_memory_for_the_cache_is_a_cause_with_its_price_and_what_to_try():
@@ -585,8 +540,7 @@ def test_less_memory_for_the_cache_is_a_cause_with_its_price_and_what_to_try():
     (cause,) = section.causes
     assert cause.said.startswith("6.30 GiB per GPU less for the KV cache than fits: room for ")
     assert cause.change.endswith(", or give --gpu-memory-utilization 0.9 where the server had less"), "nobody tells its share"
-    fewer = int(cause.gain.partition(" ")[0].replace(",", ""))
-    assert fewer == pytest.approx(6.3 / left * tokens, rel=1e-2)
+    assert int(cause.gain.partition(" ")[0].replace(",", "")) == pytest.approx(6.3 / left * tokens, rel=1e-2)
     assert not [note for note in section.notes if "memory model was made for" in str(note)]
 
 
@@ -595,8 +549,7 @@ def test_less_memory_for_the_cache_is_a_cause_with_its_price_and_what_to_try():
 )
 def test_a_share_of_memory_is_advised_where_it_may_have_been_smaller_and_graphs_fit_beside_it(told, graphs_gib, advised):
     """Memory that another process holds is not freed by a larger share of it."""
-    limits = {"gpu_memory_utilization": told} if told else {}
-    asked = question("llama-3.1-8b", engine="vllm@0.12", **limits)
+    asked = question("llama-3.1-8b", engine="vllm@0.12", **{"gpu_memory_utilization": told} if told else {})
     config = "Initializing a V1 LLM engine (v0.12.0) with config: model='m', tensor_parallel_size=1"
     left = f"Available KV cache memory: {holds(asked.question).kv_bytes / GIB - 11:.2f} GiB"
     lines = config, left, f"Graph capturing finished in 18 secs, took {graphs_gib} GiB"

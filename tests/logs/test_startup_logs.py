@@ -22,10 +22,36 @@ from commtax.statement import Refusal
 from each import each
 from paths import FIXTURES
 from tables import tables
+from texts import put
 
 DATA = tables(__file__)
-
 GIB = 2**30
+VLLM_WAITS = "DEBUG 05-16 13:12:16 [core_client.py:425] Waiting for 2 core engine proc(s) to start: {0}"
+TGI_WAITS = "INFO shard-manager: text_generation_launcher: Waiting for shard to be ready... rank="
+TGI_CONNECTED = "2025-07-08T00:21:30Z  INFO text_generation_router::server: router/src/server.rs:2402: Connected"
+VLLM = DATA["vllm"]
+SGLANG = DATA["sglang"]
+TORCHRUN = DATA["torchrun"]
+SUMMARY = DATA["summary"]
+KILLED = SUMMARY.replace("exitcode  : 1", "exitcode  : -9").replace(
+    "To enable traceback see:", "Signal 9 (SIGKILL) received by PID 24321"
+)
+CHAIN = DATA["chain"]
+CAUSED = DATA["caused"]
+HEALTHY = 'Traceback (most recent call last):\n  File "/a.py", line 3, in f\nValueError: a client sent nonsense\n' + "step\n" * 40
+SERVED = "INFO 02-01 06:36:05 llm_engine.py:921] Avg prompt throughput: 382.6 tokens/s, Avg generation throughput: 118.5 tokens/s, "
+KV = "(EngineCore pid=107) INFO 07-09 02:58:11 [kv_cache_utils.py:2146] GPU KV cache size: 569,878 tokens\n"
+STALL = "(EngineCore pid=7) INFO 07-09 03:{:02}:11 [shm.py:466] No available shared memory broadcast block found in 60 seconds\n"
+READY = "(APIServer pid=1) INFO:     Application startup complete.\n"
+BLOCK = DATA["block"]
+LOGS = json.loads((FIXTURES / "audit" / "logs.json").read_text())
+REAL = [row for row in LOGS if row["kind"] == "flight"]
+GRID = {"0": (0, 1, 2, 3), "tp0": (0, 1), "tp1": (2, 3), "dp0": (0, 2), "dp1": (1, 3)}
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4) | st.tuples(inner, inner),
+    max_leaves=20,
+)
 
 
 @each(("line", "field", "value"), DATA["line_variants"])
@@ -61,18 +87,7 @@ def test_interleaved_ranks(prefix):
     assert log.available_kv_bytes == 59 * GIB
 
 
-def test_ranks_as_they_introduce_themselves():
-    lines = [
-        f"(Worker_TP{r} pid=1{r}) INFO x [p.py:1] rank {r} in world size 4 is assigned as DP rank 0, PP rank {r // 2}, "
-        f"TP rank {r % 2}, EP rank {r}"
-        for r in (3, 1, 2, 0)
-    ]
-    log = vllm_log.parse("\n".join(lines))
-    assert log.world_size == 4
-    assert log.ranks[3] == Rank(3, dp=0, pp=1, tp=1, ep=3)
-
-
-def test_configuration_as_each_version_writes_it():
+def test_configuration_and_ranks_as_each_version_writes_them():
     old = (
         "INFO llm_engine.py:234] Initializing an LLM engine (v0.6.4) with config: model='m', dtype=torch.float16, "
         "max_seq_len=20000, tensor_parallel_size=2, quantization=None, enforce_eager=False, kv_cache_dtype=fp8"
@@ -91,6 +106,18 @@ def test_configuration_as_each_version_writes_it():
     )
     log = vllm_log.parse(server)
     assert (log.version, log.tp, log.gpu_memory_utilization) == ("0.8.5", 4, 0.95)
+    lines = [
+        f"(Worker_TP{r} pid=1{r}) INFO x [p.py:1] rank {r} in world size 4 is assigned as DP rank 0, PP rank {r // 2}, "
+        f"TP rank {r % 2}, EP rank {r}"
+        for r in (3, 1, 2, 0)
+    ]
+    log = vllm_log.parse("\n".join(lines))
+    assert (log.world_size, log.ranks[3]) == (4, Rank(3, dp=0, pp=1, tp=1, ep=3))
+    line = "x] Initializing a V1 LLM engine (v0.11.0) with config: model='m', disable_custom_all_reduce=True, device_config={}"
+    assert vllm_log.parse(line.format("cuda")).custom_allreduce_disabled == "disable_custom_all_reduce=True"
+    assert vllm_log.parse(line.format("cpu")).custom_allreduce_disabled == ""
+    assert not vllm_log.looks_like("hello\nworld")
+    assert vllm_log.parse("hello") == StartupLog()
 
 
 def test_the_last_start_counts():
@@ -103,12 +130,6 @@ def test_the_last_start_counts():
     assert vllm_log.parse(replicas).kv_tokens == 4000
 
 
-def test_switched_off_by_hand():
-    line = "x] Initializing a V1 LLM engine (v0.11.0) with config: model='m', disable_custom_all_reduce=True, device_config={}"
-    assert vllm_log.parse(line.format("cuda")).custom_allreduce_disabled == "disable_custom_all_reduce=True"
-    assert vllm_log.parse(line.format("cpu")).custom_allreduce_disabled == ""
-
-
 @pytest.mark.parametrize(("tp", "tokens"), [(1, 262_144), (2, 524_288)])
 def test_vllm_on_cpu_for_real(tp, tokens):
     log = vllm_log.parse((FIXTURES / f"vllm-cpu-tp{tp}.log").read_text())
@@ -116,18 +137,6 @@ def test_vllm_on_cpu_for_real(tp, tokens):
     assert (log.kv_tokens, log.max_concurrency, log.max_model_len) == (tokens, tokens / 1024, 1024)
     assert (log.backend, "fixed" in log.figures, log.available_kv_bytes) == ("gloo", True, GIB)
     assert log.max_num_batched_tokens == 4096 * tp
-
-
-def test_other_texts_are_not_logs():
-    assert not vllm_log.looks_like("hello\nworld")
-    assert vllm_log.parse("hello") == StartupLog()
-
-
-VLLM_WAITS = "DEBUG 05-16 13:12:16 [core_client.py:425] Waiting for 2 core engine proc(s) to start: {0}"
-
-TGI_WAITS = "INFO shard-manager: text_generation_launcher: Waiting for shard to be ready... rank="
-
-TGI_CONNECTED = "2025-07-08T00:21:30Z  INFO text_generation_router::server: router/src/server.rs:2402: Connected"
 
 
 @pytest.mark.parametrize(
@@ -144,25 +153,6 @@ def test_shards_are_counted_until_they_serve():
     waits = "\n".join(f"{TGI_WAITS}{rank}" for rank in (1, 0, 2))
     assert [f.measured for f in audit_log(tgi_log.parse(waits), None).findings] == [3]
     assert not tgi_log.parse(f"{waits}\n{TGI_CONNECTED}").stops
-
-
-VLLM = DATA["vllm"]
-
-SGLANG = DATA["sglang"]
-
-TORCHRUN = DATA["torchrun"]
-
-SUMMARY = DATA["summary"]
-
-KILLED = SUMMARY.replace("exitcode  : 1", "exitcode  : -9").replace(
-    "To enable traceback see:", "Signal 9 (SIGKILL) received by PID 24321"
-)
-
-CHAIN = DATA["chain"]
-
-CAUSED = DATA["caused"]
-
-NCCL_BELOW = DATA["nccl_below"]
 
 
 @pytest.mark.parametrize(
@@ -183,26 +173,16 @@ def test_the_root_error(text, error, who, where):
     assert (found.who, found.where) == (who, where)
 
 
-def test_the_traceback_of_a_launcher_is_not_that_of_its_process():
+def test_more_of_an_error_and_of_its_launcher():
+    assert "Cuda failure 2 'out of memory'" in crashes.find(DATA["nccl_below"].splitlines()).error
+    assert "for want of memory" in crashes.find(KILLED.splitlines()).error
+    assert crashes.find(CAUSED.splitlines()).then.startswith("torch._inductor.exc.InductorError")
     ended = "E0323 21:57:08.583000 23 elastic/x.py:869] failed (exitcode: 1) local_rank: 0 (pid: 88) of binary: python"
-    lines = [
-        ended,
-        "Traceback (most recent call last):",
-        '  File "/opt/bin/torchrun", line 10, in <module>',
-        "    sys.exit(main())",
-    ]
+    lines = [ended, "Traceback (most recent call last):", '  File "/opt/bin/torchrun", line 10, in <module>']
+    lines += ["    sys.exit(main())"]
     said = "local rank 0 exited with 1 (failed (exitcode: 1) local_rank: 0), and its own error is not in this text"
     assert crashes.find(lines).sentence == said
     assert crashes.find([*lines[:1], *(f"step {i}" for i in range(40))]) is None  # it was started again
-
-
-def test_more_of_an_error():
-    assert "Cuda failure 2 'out of memory'" in crashes.find(NCCL_BELOW.splitlines()).error
-    assert "for want of memory" in crashes.find(KILLED.splitlines()).error
-    assert crashes.find(CAUSED.splitlines()).then.startswith("torch._inductor.exc.InductorError")
-
-
-HEALTHY = 'Traceback (most recent call last):\n  File "/a.py", line 3, in f\nValueError: a client sent nonsense\n' + "step\n" * 40
 
 
 @pytest.mark.parametrize(
@@ -214,24 +194,18 @@ def test_what_a_run_went_on_after_is_no_crash(text):
 
 @pytest.mark.parametrize(("text", "kind"), [(VLLM, "log"), (SGLANG, "log"), (TORCHRUN, "crash"), (SUMMARY, "crash")])
 def test_a_run_that_failed_is_off(text, kind, tmp_path):
-    path = tmp_path / "x.log"
-    path.write_text(text)
-    found = audit([path])
-    assert found.verdict == "disagree"
-    assert [s.kind for s in found.sections] == [kind]
+    found = audit([put(tmp_path, "x.log", text)])
+    assert (found.verdict, [s.kind for s in found.sections]) == ("disagree", [kind])
     assert found.sections[0].causes[0].code == "failure"
     assert "initialization failed" not in found.sections[0].causes[0].said
 
 
-def test_a_server_that_failed_later_had_started(tmp_path):
+def test_a_server_that_failed_later_had_started_and_outlives_the_error_of_a_request(tmp_path):
     path = tmp_path / "x.log"
     path.write_text(VLLM.replace("(Worker_TP1 pid=33) ERROR", "INFO: Application startup complete.\n(Worker_TP1 pid=33) ERROR", 1))
     section = audit([path]).sections[0]
     assert "failed later" in section.causes[0].said
     assert [f.code for f in section.findings if f.verdict == "disagree"] == ["runs that ended in an error"]
-
-
-def test_a_server_outlives_the_error_of_a_request():
     ready = (
         "INFO [core.py:77] Initializing a V1 LLM engine (v0.11.0) with config: model='a'\nINFO:     Application startup complete.\n"
     )
@@ -260,17 +234,12 @@ def test_one_endless_line(piece):
     crashes.find([piece * 20_000] * 3)
 
 
-SERVED = "INFO 02-01 06:36:05 llm_engine.py:921] Avg prompt throughput: 382.6 tokens/s, Avg generation throughput: 118.5 tokens/s, "
-
-
 def head(text, tmp_path, name="x.log"):
     (tmp_path / name).write_text(text)
     return headline(audit([tmp_path / name]))
 
 
 # serving lines
-
-
 @pytest.mark.parametrize("between", ["", "Max iteration time: 386.7 ms, Avg time/tok:149.4 ms, "])
 def test_keys_of_a_serving_line_are_read_each_for_itself(between):
     line = (
@@ -279,17 +248,18 @@ def test_keys_of_a_serving_line_are_read_each_for_itself(between):
     assert vllm_log.parse(line).moments == (Moment(35, 115, 118.5, 0.99, prompt_tokens_per_s=382.6),)
 
 
-def test_a_key_without_a_value_is_not_nothing():
+def test_keys_without_values_and_hits_of_the_prefix_cache():
     log = vllm_log.parse(f"{SERVED}Running: 35 reqs, Waiting: 1")
     assert log.moments[0].waiting is None
     assert "requests waiting" not in [f.item for f in audit_log(log, None).findings]
-
-
-def test_hits_of_the_prefix_cache_are_told():
     line = f"{SERVED}Running: 1 reqs, Waiting: 0 reqs, GPU KV cache usage: 0.3%, Prefix cache hit rate: 68.2%"
     assert ("prompt tokens found in the prefix cache", 0.682) in [
         (f.item, pytest.approx(f.measured)) for f in audit_log(vllm_log.parse(line), None).findings
     ]
+    line = f"{SERVED}Running: 7 reqs, Waiting: 1 reqs, GPU KV cache usage: 100.0%\n"
+    (cause,) = audit_log(vllm_log.parse(line * 5), None).causes
+    assert cause.said.endswith("and 1 request waits")
+    assert cause.share is None
 
 
 @pytest.mark.parametrize(("waiting", "overloaded"), [(168, True), (1, False)])
@@ -310,13 +280,6 @@ def test_a_queue_in_lines_that_a_terminal_cut():
     assert [c.said for c in audit_log(log, None).causes] == ["overloaded: 80 to 82 wait while 45 run, and no fewer at the end"]
 
 
-def test_one_that_waits_waits():
-    line = f"{SERVED}Running: 7 reqs, Waiting: 1 reqs, GPU KV cache usage: 100.0%\n"
-    (cause,) = audit_log(vllm_log.parse(line * 5), None).causes
-    assert cause.said.endswith("and 1 request waits")
-    assert cause.share is None
-
-
 def test_requests_that_lose_their_cache():
     warned = "WARNING 07-12 scheduler.py:1057] Sequence group a is preempted by x mode. total_num_cumulative_preemption={}"
     log = vllm_log.parse("\n".join(warned.format(n) for n in (1, 51, 101)))
@@ -328,14 +291,6 @@ def test_requests_that_lose_their_cache():
 
 
 # starts
-
-KV = "(EngineCore pid=107) INFO 07-09 02:58:11 [kv_cache_utils.py:2146] GPU KV cache size: 569,878 tokens\n"
-
-STALL = "(EngineCore pid=7) INFO 07-09 03:{:02}:11 [shm.py:466] No available shared memory broadcast block found in 60 seconds\n"
-
-READY = "(APIServer pid=1) INFO:     Application startup complete.\n"
-
-
 def test_a_start_is_finished_where_a_line_says_so(tmp_path):
     assert head(KV, tmp_path).endswith("partial, the start is not finished in it")
     assert "nothing in it is off" in head(KV + READY, tmp_path)
@@ -364,33 +319,9 @@ def test_times_and_blocks_of_a_start():
 
 
 # errors
-
-ECHO = "ERROR 06-13 08:28:11 [async_llm.py:420] vllm.v1.EngineDeadError: EngineCore encountered an issue. See stack trace (above)"
-
-FRAME = 'ERROR 06-13 08:28:11 [async_llm.py:420]   File "/x/async_llm.py", line 379, in output_handler\n'
-
-
 @each(
     ("text", "error"),
-    [
-        (f"ERROR 06-13 08:28:11 [core.py:517] a._b.nixlBackendError: NIXL_ERR_BACKEND\n{FRAME}{ECHO}", "a._b.nixlBackendError"),
-        (
-            "LLVM ERROR: Failed to compute.\nERROR 05-31 [client.py:305] RuntimeError('Engine process (pid 65262) died.')",
-            "LLVM ERROR: Failed",
-        ),
-        (
-            "terminate called after throwing an instance of 'std::errorterminate called recursively\n'\nAborted (core dumped)",
-            "Aborted",
-        ),
-        ("terminate called after throwing an instance of 'X'\n  what():  no room\nAborted (core dumped)", "no room"),
-        ("load 12%\nKilled\n", "Killed (killed by signal 9"),
-        ("CUDA error: out of memory\n  current device: 0\nAborted (core dumped)", "CUDA error: out of memory"),
-        (
-            "!!!!!!! Segfault encountered !!!!!!!\nRuntimeError: Engine core initialization failed. See root cause above.",
-            "Segfault encountered",
-        ),
-        ("[TP0] Watchdog timeout (self.watchdog_timeout=300)\nReceived sigquit from a child process.", "Watchdog timeout (self"),
-    ],
+    DATA["the_first_error_of_a_chain"],
 )
 def test_the_first_error_of_a_chain(text, error):
     assert crashes.may_hold_error(text)
@@ -403,8 +334,7 @@ def test_a_process_that_failed_without_its_error(name, tmp_path):
     frame = f'{before}Traceback (most recent call last):\n{before}  File "/x/executor.py", line 754, in f\n'
     said = f"{before}{name} failed to start.\n{frame}"
     (tmp_path / "x.log").write_text(f"{KV}{said}")
-    found = audit([tmp_path / "x.log"])
-    (cause,) = found.sections[0].causes
+    (cause,) = audit([tmp_path / "x.log"]).sections[0].causes
     assert (
         f"{name} failed to start, and what it wrote itself is not in this text (EngineCore_DP0 pid=469, executor.py:754)"
         in cause.said
@@ -416,22 +346,12 @@ def test_a_process_that_failed_without_its_error(name, tmp_path):
 @given(st.integers(61, 300))
 def test_what_was_met_long_before_did_not_lead_to_the_end(quiet):
     early = ["Traceback (most recent call last):", '  File "/x/a.py", line 3, in f', "ImportError: no flash_attn"]
-    late = [
-        "Traceback (most recent call last):",
-        '  File "/x/b.py", line 9, in g',
-        "ValueError: too long",
-        "EngineCore failed to start.",
-    ]
+    late = ["Traceback (most recent call last):", '  File "/x/b.py", line 9, in g', "ValueError: too long"]
+    late += ["EngineCore failed to start."]
     assert crashes.find([*early, *["INFO all is well"] * quiet, *late]).error == "ValueError: too long"
 
 
 # analyses of hangs
-
-BLOCK = DATA["block"]
-
-TABLE = DATA["table"]
-
-
 @pytest.mark.parametrize("number", [" 5 at entry 4", ", sequence number: 5", ": sequence number: 5"])
 def test_an_analysers_block(number, tmp_path):
     (fault,) = flight.parse_analysis(BLOCK.format(number)).faults
@@ -439,22 +359,15 @@ def test_an_analysers_block(number, tmp_path):
     assert head(BLOCK.format(number), tmp_path) == "1 flight record: rank 1 is the culprit (late rank)"
 
 
-def test_an_analysers_table():
-    found = flight.parse_analysis(TABLE)
-    assert found.listed == 2
-    assert [(f.seq, f.op, f.missing) for f in found.faults] == [(4, "all-reduce", (1,))]
-
-
-def test_a_call_that_differs():
+def test_analysers_tables_and_calls_that_differ():
+    found = flight.parse_analysis(DATA["table"])
+    assert (found.listed, [(f.seq, f.op, f.missing) for f in found.faults]) == (2, [(4, "all-reduce", (1,))])
     text = (
         "Collective sequence number: 11 has errors\ncollective: nccl:all_gather\nerror msg: Culprit rank 1; SIZE_OR_SYNTAX_MISMATCH"
     )
     found = audit_read(ReadFiles((("x", flight.parse_analysis(text)),)))
     assert found.culprit.rank == 1
     assert "rank 1 differed from others in all-gather, number 11: SIZE_OR_SYNTAX_MISMATCH" in found.culprit.said
-
-
-def test_the_group_of_a_watchdog_by_its_elements():
     work = "WorkNCCL(SeqNum=7753, OpType=_REDUCE_SCATTER_BASE, NumelIn=4096, NumelOut=512, Timeout(ms)=600000)"
     line = "[rank{0}]:[E1206 x.cpp:607] [Rank {0}] Watchdog caught collective operation timeout: {1} ran for 600061 milliseconds"
     log = nccl_log.parse("\n".join(line.format(rank, work) for rank in (0, 3, 4)))
@@ -463,8 +376,6 @@ def test_the_group_of_a_watchdog_by_its_elements():
 
 
 # llama.cpp
-
-
 def test_timings_of_llamacpp(tmp_path):
     text = (
         "srv-1  | slot print_timing: id  0 | task 0 | n_decoded =    100, tg =  49.32 t/s\n"
@@ -477,11 +388,6 @@ def test_timings_of_llamacpp(tmp_path):
     assert "nothing in it is off" in head(text, tmp_path)
     (tmp_path / "y.log").write_text(text)
     assert formats.kinds(tmp_path / "y.log") == ["log"]
-
-
-LOGS = json.loads((FIXTURES / "audit" / "logs.json").read_text())
-
-REAL = [row for row in LOGS if row["kind"] == "flight"]
 
 
 @pytest.mark.parametrize("row", REAL, ids=lambda r: r["name"])
@@ -511,24 +417,15 @@ def test_real_recorders(row, tmp_path):
 
 def made_dump(rank, count, *, group="0", done=True, op="all_reduce", size=8, ranks=(0, 1, 2, 3), state="scheduled"):
     """Entries as PyTorch documents them (flight recorder 2.10), NCCL's own states included."""
-    entries = [
-        {
-            "record_id": seq,
-            "process_group": (group, "default_pg"),
-            "collective_seq_id": seq,
-            "p2p_seq_id": 0,
-            "profiling_name": f"nccl:{op}",
-            "time_created_ns": seq * 1000 + rank,
-            "input_sizes": [[size]],
-            "input_dtypes": ["BFloat16"],
-            "output_sizes": [[size]],
-            "output_dtypes": ["BFloat16"],
-            "state": "completed" if done or seq < count - 1 else state,
-            "retired": done or seq < count - 1,
-            "is_p2p": False,
-        }
-        for seq in range(count)
-    ]
+
+    def entry(seq):
+        ended = done or seq < count - 1
+        named = {"record_id": seq, "process_group": (group, "default_pg"), "collective_seq_id": seq, "profiling_name": f"nccl:{op}"}
+        sized = {"time_created_ns": seq * 1000 + rank, "input_sizes": [[size]], "output_sizes": [[size]]}
+        typed = {"p2p_seq_id": 0, "input_dtypes": ["BFloat16"], "output_dtypes": ["BFloat16"], "is_p2p": False}
+        return {**named, **sized, **typed, "state": "completed" if ended else state, "retired": ended}
+
+    entries = [entry(seq) for seq in range(count)]
     return {"version": "2.10", "pg_config": {group: {"name": group, "desc": "x", "ranks": str(list(ranks))}}, "entries": entries}
 
 
@@ -542,8 +439,7 @@ def test_who_did_not_come_is_named(late, count, other):
             mine["entries"] += made_dump(rank, other, group="1", ranks=(0, 1, 2, 3))["entries"]
         dumps.append(flight.parse(mine, rank))
     found = audit_flight(dumps, None, ["x"] * 4)
-    assert found.culprit.rank == late
-    assert found.causes[0].code == "hang"
+    assert (found.culprit.rank, found.causes[0].code) == (late, "hang")
     assert audit_flight([flight.parse(made_dump(r, count), r) for r in range(4)], None, ["x"] * 4).culprit is None
 
 
@@ -579,9 +475,6 @@ def blocked(program, late, stops):
     return dumps
 
 
-GRID = {"0": (0, 1, 2, 3), "tp0": (0, 1), "tp1": (2, 3), "dp0": (0, 2), "dp1": (1, 3)}
-
-
 @given(st.lists(st.sampled_from(sorted(GRID)), min_size=1, max_size=30), st.integers(0, 3), st.integers(0, 30))
 def test_whoever_others_wait_for_through_other_groups_is_named(program, late, stops):
     """One rank stops; those that wait for it make others wait in other groups, and none of these is to blame."""
@@ -591,35 +484,22 @@ def test_whoever_others_wait_for_through_other_groups_is_named(program, late, st
     assert (found.culprit.rank if found.culprit else None) == (late if waited else None)
 
 
-def test_a_collective_that_some_have_not_started():
+def test_collectives_not_started_or_of_other_sizes_name_their_rank():
     states = ["started", "started", "scheduled", "started"]
     dumps = [flight.parse(made_dump(r, 3, done=False, state=s), r) for r, s in enumerate(states)]
     found = audit_flight(dumps, None, ["x"] * 4)
     assert (found.culprit.rank, found.causes[0].code) == (2, "stuck")
     all_in = [flight.parse(made_dump(r, 3, done=False, state="started"), r) for r in range(4)]
     assert audit_flight(all_in, None, ["x"] * 4).culprit is None
-
-
-def test_sizes_that_differ():
     dumps = [flight.parse(made_dump(r, 3, done=False, size=8 if r != 1 else 9), r) for r in range(4)]
     found = audit_flight(dumps, None, ["x"] * 4)
     assert (found.culprit.rank, found.causes[0].code) == (1, "mismatch")
     two = [flight.parse(made_dump(r, 3, size=8 + r, ranks=(0, 1)), r) for r in range(2)]
     assert audit_flight(two, None, ["x"] * 2).culprit is None  # one against one: nobody knows who is right
-
-
-def test_groups_side_by_side_may_share_a_name():
     pairs = [flight.parse(made_dump(r, 3, group="tp", size=8 + r // 2, ranks=(0, 1) if r < 2 else (2, 3)), r) for r in range(4)]
     found = audit_flight(pairs, None, ["x"] * 4)
     assert found.culprit is None
     assert len(found.collectives) == 2
-
-
-plain = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4) | st.tuples(inner, inner),
-    max_leaves=20,
-)
 
 
 @given(plain, st.integers(0, 5))
@@ -658,8 +538,7 @@ def test_a_dump_that_breaks_off_gives_what_is_whole(tmp_path):
         path.write_bytes(raw[: len(raw) * 2 // 3])
         (dump,) = formats.read(path)
         assert 0 < len(dump.entries) < 9
-        assert [n.code for n in dump.notes] == ["partial"]
-        assert dump.rank == 0
+        assert ([n.code for n in dump.notes], dump.rank) == (["partial"], 0)
 
 
 def test_ranks_in_names_of_files():

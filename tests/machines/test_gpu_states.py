@@ -22,12 +22,26 @@ from commtax.verbs.settling import resolve_question
 from each import each
 from paths import FIXTURES
 from tables import tables
+from texts import lacking, put
 
 DATA = tables(__file__)
-
 LEGEND = (
     "\nLegend:\n\n  X    = Self\n  SYS  = Connection traversing PCIe and the SMP interconnect\n  NV#  = bonded set of # NVLinks\n"
 )
+MESH = [[" X ", "NV1", "NV1", "NV2"], ["NV1", " X ", "NV2", "NV1"], ["NV1", "NV2", " X ", "NV2"], ["NV2", "NV1", "NV2", " X "]]
+PAIRS = [[" X ", "NV4", "SYS", "SYS"], ["NV4", " X ", "SYS", "SYS"], ["SYS", "SYS", " X ", "NV4"], ["SYS", "SYS", "NV4", " X "]]
+P2P = " \tGPU0\tGPU1\tGPU2\t\n GPU0\tX\tCNS\tOK\t\n GPU1\tCNS\tX\tOK\t\n GPU2\tOK\tOK\tX\t\n\nLegend:\n\n  CNS  = not supported\n"
+AMD = DATA["amd"]
+HEAD = "\n==============NVSMI LOG==============\n\nDriver Version                            : 565.57.01\n\n"
+NVIDIA = DATA["nvidia"]
+AMD_SMI = DATA["amd_smi"]
+SOUND = NVIDIA.format(ecc=0, heat="63C")
+EXCERPT = DATA["excerpt"]
+DMON = "# gpu    pwr  gtemp     sm    mem   mclk   pclk\n# Idx      W      C      %      %    MHz    MHz\n"
+AMD_TOPOLOGY = DATA["amd_topology"]
+POWER_ALONE = "[me@host x]$ nvidia-smi dmon -s p\n    # gpu   pwr gtemp mtemp\n    # Idx     W     C     C\n"
+FILE = FIXTURES / "topo-4x3090.txt"
+PAIRED = parse(FILE.read_text())
 
 
 def drawn(links, nics=()):
@@ -38,7 +52,6 @@ def drawn(links, nics=()):
 
 
 def square(gpus, kind, odd=None, other="SYS"):
-    """All pairs alike, but for those of one GPU."""
     return [[" X " if i == j else other if odd in (i, j) else kind for j in range(gpus)] for i in range(gpus)]
 
 
@@ -63,11 +76,6 @@ def test_a_gpu_off_nvlink_is_named(gpus, data):
     assert f"GPU {odd} has 16 NVLinks" in thin.causes[0].said
 
 
-MESH = [[" X ", "NV1", "NV1", "NV2"], ["NV1", " X ", "NV2", "NV1"], ["NV1", "NV2", " X ", "NV2"], ["NV2", "NV1", "NV2", " X "]]
-
-PAIRS = [[" X ", "NV4", "SYS", "SYS"], ["NV4", " X ", "SYS", "SYS"], ["SYS", "SYS", " X ", "NV4"], ["SYS", "SYS", "NV4", " X "]]
-
-
 @pytest.mark.parametrize(
     "links", [square(8, "NV18"), square(4, "PHB"), MESH, PAIRS, [[" X "]]], ids=["switch", "pcie", "v100", "bridges", "one"]
 )
@@ -77,24 +85,16 @@ def test_sound_hosts_are_not_blamed(links):
     assert all(f.verdict == "unknown" for f in section.findings)
 
 
-def test_a_claim_of_nvlink_that_is_not_there():
+def test_nvlink_that_is_claimed_and_cards_that_are_far():
     pcie = drawn(square(8, "PHB"))
     told = audit_topology(topology.parse(pcie), claim("8xh100-sxm"))
     assert [f.verdict for f in told.findings if f.code == "off"] == ["disagree"]
     paths = audit_topology(topology.parse(pcie.replace("NV#", "PXB")), claim("8xh100-sxm"))
     assert [f.verdict for f in paths.findings if f.code == "off"] == ["unknown"]
-
-
-def test_far_network_cards():
     near = [["PIX", "SYS"]] * 3 + [["SYS", "SYS"]]
     section = audit_topology(topology.parse(drawn(square(4, "NV18"), near)), None)
     assert codes(section) == ["far-nic"]
     assert "GPU 3" in section.causes[0].said
-
-
-P2P = " \tGPU0\tGPU1\tGPU2\t\n GPU0\tX\tCNS\tOK\t\n GPU1\tCNS\tX\tOK\t\n GPU2\tOK\tOK\tX\t\n\nLegend:\n\n  CNS  = not supported\n"
-
-AMD = DATA["amd"]
 
 
 def test_pairs_without_p2p_and_cards_off_xgmi():
@@ -108,47 +108,13 @@ def test_pairs_without_p2p_and_cards_off_xgmi():
 
 
 def gpu(bus="18", **other):
-    """A GPU of nvidia-smi -q, busy and sound."""
     of = {"width": "16x", "gen": 5, "util": 97, "clock": 1755, "active": "", "dram": 0, "limit": 700, "fabric": "Completed"}
     of |= {"name": "NVIDIA H100 80GB HBM3", "pending": "No"} | other
     reasons = ("Idle", "SW Power Cap", "HW Slowdown", "HW Thermal Slowdown", "SW Thermal Slowdown")
     clocks = "\n".join(
         f"        {'    ' * (r == 'HW Thermal Slowdown')}{r} : {'' if r == of['active'] else 'Not '}Active" for r in reasons
     )
-    return f"""GPU 00000000:{bus}:00.0
-    Product Name                          : {of["name"]}
-    PCI
-        GPU Link Info
-            PCIe Generation
-                Max                       : 5
-                Current                   : {of["gen"]}
-            Link Width
-                Max                       : 16x
-                Current                   : {of["width"]}
-    Clocks Event Reasons
-{clocks}
-    Utilization
-        Gpu                               : {of["util"]} %
-    ECC Errors
-        Volatile
-            DRAM Uncorrectable            : {of["dram"]}
-    Remapped Rows
-        Pending                           : {of["pending"]}
-    GPU Power Readings
-        Power Draw                        : 612.10 W
-        Current Power Limit               : {of["limit"]}.00 W
-        Default Power Limit               : 700.00 W
-    Clocks
-        SM                                : {of["clock"]} MHz
-    Max Clocks
-        SM                                : 1980 MHz
-    Fabric
-        State                             : {of["fabric"]}
-
-"""
-
-
-HEAD = "\n==============NVSMI LOG==============\n\nDriver Version                            : 565.57.01\n\n"
+    return DATA["gpu"].format(bus=bus, clocks=clocks, **of)
 
 
 @each(("odd", "code", "off"), DATA["what_the_driver_says_of_one_gpu"], ids=lambda x: str(x)[:24])
@@ -159,12 +125,21 @@ def test_what_the_driver_says_of_one_gpu(odd, code, off):
     assert [f.code for f in section.findings if f.verdict == "disagree"] == [code] * off
 
 
-def test_sound_and_idle_gpus_are_not_blamed():
+def test_sound_and_idle_gpus_are_not_blamed_and_samples_are_counted():
     idle = {"active": "Idle", "util": 0, "gen": 1, "clock": 345}
     for text in (gpu() + gpu("2A"), gpu(**idle) + gpu("2A"), gpu(fabric="N/A")):
         section = audit_states(smi.parse_states(HEAD + text), None)
         assert not section.causes
         assert all(f.verdict == "unknown" for f in section.findings)
+    section = audit_states(smi.parse_states((HEAD + gpu()) * 3 + HEAD + gpu(active="SW Thermal Slowdown")), None)
+    assert "in 1 of 4 samples" in section.causes[0].said
+    section = audit_states(smi.parse_states(HEAD + gpu()), claim("8xa100-80-sxm"))
+    assert [f.measured for f in section.findings if f.code == "chip" and f.verdict == "disagree"] == [1]
+    assert not [
+        f
+        for f in audit_states(smi.parse_states(HEAD + gpu(name="NVIDIA A30")), claim("8xa100-80-sxm")).findings
+        if f.code == "chip"
+    ]
 
 
 def test_parts_of_the_output():
@@ -175,29 +150,12 @@ def test_parts_of_the_output():
     assert not codes(audit_states(smi.parse_states(capped.format("Active")), None))
 
 
-def test_samples_that_come_again():
-    section = audit_states(smi.parse_states((HEAD + gpu()) * 3 + HEAD + gpu(active="SW Thermal Slowdown")), None)
-    assert "in 1 of 4 samples" in section.causes[0].said
-
-
-def test_another_chip_than_was_said():
-    section = audit_states(smi.parse_states(HEAD + gpu()), claim("8xa100-80-sxm"))
-    assert [f.measured for f in section.findings if f.code == "chip" and f.verdict == "disagree"] == [1]
-    assert not [
-        f
-        for f in audit_states(smi.parse_states(HEAD + gpu(name="NVIDIA A30")), claim("8xa100-80-sxm")).findings
-        if f.code == "chip"
-    ]
-
-
 @pytest.mark.parametrize(
     ("text", "kind"), [(drawn(PAIRS), "topology"), (P2P, "topology"), (AMD, "topology"), (HEAD + gpu(), "state")]
 )
 def test_files_are_known_by_what_is_in_them(text, kind, tmp_path):
-    path = tmp_path / "x.txt"
-    path.write_text(text)
-    assert formats.kinds(path) == [kind]
-    assert [s.kind for s in audit([path]).sections] == [kind]
+    path = put(tmp_path, "x.txt", text)
+    assert (formats.kinds(path), [s.kind for s in audit([path]).sections]) == ([kind], [kind])
 
 
 @given(st.sampled_from([drawn(square(4, "NV18", 1)), P2P, AMD, HEAD + gpu()]), st.randoms(use_true_random=False))
@@ -217,29 +175,9 @@ def test_mutated_outputs_are_read_or_refused(text, random):
                 judge(reader(mutated), None)
 
 
-NVIDIA = DATA["nvidia"]
-
-AMD_SMI = DATA["amd_smi"]
-
-CONCISE = DATA["concise"]
-
-MONITOR = """\
-GPU  POWER  GPU_TEMP  MEM_TEMP  GFX_UTIL  GFX_CLOCK  MEM_UTIL  MEM_CLOCK
-  0  182 W     42 °C     41 °C      83 %   1613 MHz       0 %   1230 MHz
-  1  143 W     40 °C     39 °C      N/A    358 MHz       0 %   1173 MHz
-"""
-
-CSV = DATA["csv"]
-
-XML = DATA["xml"]
-
-
 def told(text):
     section = audit_states(smi.parse_states(text), None)
     return section, {(f.code, f.item.partition(":")[0]): f.measured for f in section.findings if f.verdict == "unknown"}
-
-
-SOUND = NVIDIA.format(ecc=0, heat="63C")
 
 
 @pytest.mark.parametrize(
@@ -248,23 +186,18 @@ SOUND = NVIDIA.format(ecc=0, heat="63C")
         (SOUND, [], {("power", "GPU 1"): 631, ("used", "GPU 0"): 71234 * 2**20, ("temperature", "GPU 1"): 63}),
         (NVIDIA.format(ecc=2, heat="ERR!"), ["ecc", "memory"], {("utilisation", "GPU 1"): 98}),
         (AMD_SMI, ["ecc"], {("utilisation", "GPU 1"): 100, ("power", "GPU 0"): 142, ("used", "GPU 0"): 285 * 2**20}),
-        (CONCISE, [], {("clock", "GPU 0"): 122, ("power", "GPU 1"): 133, ("temperature", "GPU 0"): 42}),
-        (MONITOR, [], {("utilisation", "GPU 0"): 83, ("clock", "GPU 1"): 358, ("temperature", "GPU 1"): 40}),
-        (CSV, ["throttled"], {("utilisation", "GPU 1"): 97, ("used", "GPU 0"): 7234 * 2**20}),
-        (XML, ["pcie-width"], {("temperature", "GPU 0"): 64, ("used", "GPU 0"): 523 * 2**20}),
+        (DATA["concise"], [], {("clock", "GPU 0"): 122, ("power", "GPU 1"): 133, ("temperature", "GPU 0"): 42}),
+        (DATA["monitor"], [], {("utilisation", "GPU 0"): 83, ("clock", "GPU 1"): 358, ("temperature", "GPU 1"): 40}),
+        (DATA["csv"], ["throttled"], {("utilisation", "GPU 1"): 97, ("used", "GPU 0"): 7234 * 2**20}),
+        (DATA["xml"], ["pcie-width"], {("temperature", "GPU 0"): 64, ("used", "GPU 0"): 523 * 2**20}),
     ],
     ids=["nvidia-smi", "errors", "amd-smi", "rocm-smi", "monitor", "csv", "xml"],
 )
 def test_tables_say_what_the_long_output_would(text, causes, figures, tmp_path):
-    path = tmp_path / "x.txt"
-    path.write_text(text)
-    assert formats.kinds(path) == ["state"]
+    assert formats.kinds(put(tmp_path, "x.txt", text)) == ["state"]
     section, found = told(text)
     assert [c.code for c in section.causes] == causes
     assert figures.items() <= found.items()
-
-
-EXCERPT = DATA["excerpt"]
 
 
 @pytest.mark.parametrize("moved", [0, 4])
@@ -276,12 +209,8 @@ def test_the_long_output_without_its_first_lines(moved):
     assert [c.code for c in told(EXCERPT.format("Active"))[0].causes] == ["throttled"]
 
 
-DMON = "# gpu    pwr  gtemp     sm    mem   mclk   pclk\n# Idx      W      C      %      %    MHz    MHz\n"
-
-
 def test_an_idle_gpu_is_no_fault():
-    idle = smi.parse_monitor(DMON + "    0     56     30      0      0   1593    210\n" * 5)
-    section = audit_monitor(idle, None)
+    section = audit_monitor(smi.parse_monitor(DMON + "    0     56     30      0      0   1593    210\n" * 5), None)
     assert not section.causes
     assert {f.code: f.measured for f in section.findings} == {"utilisation": 0, "clock": 210, "power": 56, "temperature": 30}
     beside = DMON + ("    0     56     30      0      0   1593    210\n    1    650     61     97     40   1593   1755\n") * 5
@@ -307,25 +236,18 @@ def test_rows_that_are_missing_are_told_by_the_others(gpus, data):
     shown = sorted(data.draw(st.sets(st.integers(0, gpus - 1), min_size=2)) | {odd})
     section = audit_topology(topology.parse(matrix(plain_square(gpus, "NV18", odd), shown, ("NIC0",))), None)
     assert [c.said.split(":")[0] for c in section.causes] == [f"GPU {odd} has no NVLink, which {gpus - 1} others have"]
-    assert section.facts["gpus"] == str(gpus)
-    assert any(n.code == "rows" for n in section.notes) == (len(shown) < gpus)
+    assert (section.facts["gpus"], any(n.code == "rows" for n in section.notes)) == (str(gpus), len(shown) < gpus)
     bare = matrix(plain_square(gpus, "NV18", odd), range(gpus)).partition("\n")[2]  # without its head
     assert topology.parse(bare).links.links == topology.parse(matrix(plain_square(gpus, "NV18", odd), range(gpus))).links.links
 
 
-def test_a_plan_needs_all_rows():
+def test_a_plan_needs_all_rows_and_links_that_its_chip_has():
     with pytest.raises(Refusal, match="rows of GPU2, GPU3 are missing"):
         parse_link_matrix(matrix(plain_square(4, "NV12"), [0, 1]))
-
-
-def test_links_that_the_claimed_chip_has_not():
     found = audit_topology(topology.parse(matrix(plain_square(8, "NV18"), range(6))), claim("8xa100-80-sxm"))
     assert [(f.predicted, f.measured) for f in found.findings if f.verdict == "disagree"] == [(12, 18)]
     sound = audit_topology(topology.parse(matrix(plain_square(8, "NV12"), range(4))), claim("8xa100-80-sxm"))
     assert not [f for f in sound.findings if f.verdict == "disagree"]
-
-
-AMD_TOPOLOGY = DATA["amd_topology"]
 
 
 @pytest.mark.parametrize(
@@ -340,26 +262,18 @@ AMD_TOPOLOGY = DATA["amd_topology"]
     ids=["pcie", "xgmi", "paths", "legend", "npu"],
 )
 def test_pcie_alone_is_a_fact_and_no_fault(text, says, tmp_path):
-    path = tmp_path / "topo.txt"
-    path.write_text(text)
-    audited = audit([path])
+    audited = audit([put(tmp_path, "topo.txt", text)])
     assert says in headline(audited)
     assert not audited.sections[0].causes
     assert all(f.verdict == "unknown" and not f.reason for f in audited.findings)
 
 
-def test_a_host_that_is_joined_in_part_is_said_to_be(tmp_path):
+def test_hosts_joined_in_part_and_tables_of_power_alone(tmp_path):
     path = tmp_path / "topo.txt"
     path.write_text(
         matrix([["X" if i == j else "NV4" if i // 2 == j // 2 else "SYS" for j in range(4)] for i in range(4)], range(4))
     )
     assert "4 GPUs: NVLink joins 2 of 6 pairs (0+1, 2+3), the rest is over SYS" in headline(audit([path]))
-
-
-POWER_ALONE = "[me@host x]$ nvidia-smi dmon -s p\n    # gpu   pwr gtemp mtemp\n    # Idx     W     C     C\n"
-
-
-def test_a_table_of_power_alone_says_nothing_of_load(tmp_path):
     path = tmp_path / "dmon.txt"
     path.write_text(POWER_ALONE + "        0    15    51     -\n        0    96    54     -\n        0    96    53     -\n")
     audited = audit([path])
@@ -374,36 +288,18 @@ def test_a_remark_behind_a_row_is_no_cell_and_a_load_that_comes_is_no_fault():
     assert [c.code for c in audit_monitor(smi.parse_monitor(text + "0 180 20\n" * 5), None).causes] == ["starved"]
 
 
-FILE = FIXTURES / "topo-4x3090.txt"
-
-PAIRED = parse(FILE.read_text())
-
 # Headers and cells that touch, as threads have them (vllm issue 8691).
-GLUED = DATA["glued"]
-
-
 def made(rows):
     head = "\t".join(f"GPU{i}" for i in range(len(rows)))
     return parse("\n".join(["\t" + head, *(f"GPU{i}\t" + "\t".join(row) for i, row in enumerate(rows))]))
 
 
-def test_pairs_are_found_under_the_terminal_codes():
-    assert PAIRED.joined() == [(0, 2), (1, 3)]
-    assert describe(PAIRED) == "4 GPUs: NVLink joins 0+2, 1+3; the rest over SYS"
-    assert PAIRED.best(2) == (0, 2)
-    assert PAIRED.groups(2, 2) == [(0, 2), (1, 3)]
-    assert PAIRED.worst((0, 1, 2, 3)) == "SYS"
-
-
-def test_cells_that_touch():
-    found = parse(GLUED)
-    assert found.links == (("X", "NV18"), ("NV18", "X"))
-
-
-def test_nearer_pcie_wins_where_there_is_no_nvlink():
+def test_pairs_are_found_under_terminal_codes_and_cells_that_touch():
+    assert (PAIRED.joined(), describe(PAIRED)) == ([(0, 2), (1, 3)], "4 GPUs: NVLink joins 0+2, 1+3; the rest over SYS")
+    assert (PAIRED.best(2), PAIRED.groups(2, 2), PAIRED.worst((0, 1, 2, 3))) == ((0, 2), [(0, 2), (1, 3)], "SYS")
+    assert parse(DATA["glued"]).links == (("X", "NV18"), ("NV18", "X"))
     found = made([["X", "SYS", "PHB"], ["SYS", "X", "SYS"], ["PHB", "SYS", "X"]])
-    assert found.best(2) == (0, 2)
-    assert place(found, catalog.cluster("3xrtx-4090"), 2).cluster.intra.key == "pcie4"
+    assert (found.best(2), place(found, catalog.cluster("3xrtx-4090"), 2).cluster.intra.key) == ((0, 2), "pcie4")
 
 
 def test_links_of_chips():
@@ -431,9 +327,7 @@ def test_what_is_no_matrix(text):
 
 def test_on_the_command_line():
     words = ("bill", "qwen2.5-7b", "--cluster", "4xrtx-3090", "--topo", FILE, "-tp", "2")
-    done = run_here(*words)
-    assert "CUDA_VISIBLE_DEVICES=0,2" in done.stdout
-    assert "on nvlink-bridge-3090" in done.stdout
+    assert not lacking(run_here(*words).stdout, "CUDA_VISIBLE_DEVICES=0,2", "on nvlink-bridge-3090")
     for more, says in (
         (("--intra", "pcie4"), "not both"),
         (("--cluster", "8xrtx-3090"), "has 4 GPUs"),

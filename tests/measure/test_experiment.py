@@ -28,26 +28,12 @@ from commtax_lab.measure.study.small_engine_serving import BatchingEngine, reque
 from commtax_lab.measure.weights import Checkpoint, load
 from forked import ForkedProgram
 from tables import tables
+from texts import lacking, put
 
 DATA = tables(__file__)
-
 CPU = torch.device("cpu")
-FACTS = {
-    "recipe": "tp-study",
-    "quick": False,
-    "engine": "vllm",
-    "version": "0",
-    "model": "llama-3.1-8b",
-    "dtype": "bf16",
-    "box": "2 x H100",
-    "device": "2 x H100",
-    "cluster": "2xh100-sxm",
-    "profile": "",
-    "serving_lengths": "synthetic",
-    "checks": [],
-    "link_counters": [],
-    "missing": [],
-}
+FACTS = DATA["facts"]
+PRICES = Prices(catalog.model("llama-3.1-8b"), "2xh100-sxm", "vllm", "bf16")
 
 
 def run_cli(capsys, *words):
@@ -65,11 +51,8 @@ def checkpoint(tmp_path_factory):
 
 
 # --- the built-in engine, for real ---------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def study_here(checkpoint, tmp_path_factory):
-    """A quick study that is interrupted after its first run and then goes on."""
     out = tmp_path_factory.mktemp("study")
     words = ["measure", "experiment", "--model", str(checkpoint), "--quick", "--out", str(out), "--cluster", "2xcpu"]
     process = ForkedProgram("commtax", *words)
@@ -104,8 +87,7 @@ def test_the_study_fills_the_table(study_here):
         assert row["applied"]["ok"]
         assert row["decode_ms"] > 0
         assert row["decode_predicted_ms"] > 0
-        assert [p["input_len"] for p in row["prefill"]] == [128, 512]
-        assert [b["batch"] for b in row["batches"]] == [1, 4, 16]
+        assert ([p["input_len"] for p in row["prefill"]], [b["batch"] for b in row["batches"]]) == ([128, 512], [1, 4, 16])
         assert row["serve"]["requests"] == 16
         assert row["serve"]["ttft_p99_ms"] >= row["serve"]["ttft_p50_ms"] > 0
     p = two["profile"]
@@ -141,8 +123,7 @@ def test_constants_are_measured_once_a_study_or_said_to_be_unknown(tmp_path):
 
 
 def test_another_study_is_not_mixed_in(study_here, checkpoint, capsys):
-    out = study_here[0]
-    code, told = run_cli(capsys, "--model", checkpoint, "--out", out)
+    code, told = run_cli(capsys, "--model", checkpoint, "--out", study_here[0])
     assert code == 2
     assert "quick" in told.err
 
@@ -168,8 +149,6 @@ def test_machines_merge_into_one_report(study_here, tmp_path, capsys):
 
 
 # --- serving with sequences of their own length -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("slots", [1, 3, 8])
 def test_requests_served_together_say_what_they_say_alone(checkpoint, slots):
     a = arch(str(checkpoint))
@@ -200,8 +179,7 @@ def test_requests_served_together_say_what_they_say_alone(checkpoint, slots):
     for index, (length, outputs) in enumerate(sizes):
         alone = LiveEngine(a, weights, RankGroup(0, 1), 1, 48)
         wanted = generate(alone, prompts(a.model.vocab, 1, length, index, CPU), outputs)
-        assert chosen[index] == [int(t) for t in wanted.tokens]
-        assert len(queue[index].times_s) == outputs
+        assert (chosen[index], len(queue[index].times_s)) == ([int(t) for t in wanted.tokens], outputs)
 
 
 def test_traced_steps_are_named_for_the_reader(checkpoint, tmp_path):
@@ -215,20 +193,9 @@ def test_traced_steps_are_named_for_the_reader(checkpoint, tmp_path):
     assert [s.phase for s in kineto.read(file).steps] == 2 * ["prefill", *4 * ["decode"]]
 
 
-def test_lengths_and_arrivals():
-    run = StudyRun("serve", 1, 0, 100, 50, 300, 4.0)
-    found = recipe.lengths(run, "")
-    assert all(50 <= i <= 150 and 25 <= o <= 75 for i, o in found)
-    assert found == recipe.lengths(run, "")
-    times = recipe.arrivals(run)
-    assert times == sorted(times)
-    assert times[-1] / 299 == pytest.approx(0.25, rel=0.2)
-
-
 def test_a_dataset_in_sharegpts_form(tmp_path):
     talk = [{"from": "human", "value": "x" * 400}, {"from": "gpt", "value": "y" * 80}]
-    file = tmp_path / "talks.json"
-    file.write_text(json.dumps([{"id": "1", "conversations": talk}, {"id": "2", "conversations": talk[:1]}]))
+    file = put(tmp_path, "talks.json", json.dumps([{"id": "1", "conversations": talk}, {"id": "2", "conversations": talk[:1]}]))
     assert recipe.dataset_lengths(file) == [(100, 20)]
     for text in ("{", "[1]", "[]"):
         file.write_text(text)
@@ -237,24 +204,7 @@ def test_a_dataset_in_sharegpts_form(tmp_path):
 
 
 # --- mistakes -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["--model", "x", "--random", "y"], "--model FOLDER, or --random"),
-        (["--engine", "vllm", "--vllm", "/no/such"], "no such program"),
-        (["--random", "llama-3.2-1b", "--lost-after", "soon"], "lost_after: 'soon'"),
-        (["--random", "llama-3.2-1b", "--recipe", "no"], "recipe 'no'"),
-        (["--random", "llama-3.2-1b", "--engine", "no"], "builtin, vllm"),
-        (["--random", "llama-3.2-1b", "--tp", "1,1"], "distinct"),
-        (["--random", "llama-3.2-1b", "--tp", "3"], "3"),
-        (["--random", "llama-3.2-1b", "--engine", "vllm"], "built-in engine"),
-        (["--random", "llama-3.2-1b", "--vllm", "x"], "--engine vllm"),
-        (["--model", "llama-3.2-1b", "--engine", "vllm", "--vllm", "/no/such"], "no such program"),
-        (["--random", "llama-3.2-1b", "--dataset", "/no/such"], "/no/such"),
-    ],
-)
+@pytest.mark.parametrize(("words", "told"), DATA["mistakes_are_one_line"])
 def test_mistakes_are_one_line(words, told, capsys, tmp_path):
     code, out = run_cli(capsys, *words, "--out", tmp_path)
     assert code == 2
@@ -263,8 +213,6 @@ def test_mistakes_are_one_line(words, told, capsys, tmp_path):
 
 
 # --- what a sound study does not show: the published study's own figures --------------------------------------------------
-
-
 def latency(tp, batch, seconds, output=64, kind="batch"):
     run = StudyRun(kind, tp, batch, 512, output, 5)
     return run, {"latency_s": [seconds * f for f in (0.995, 1.0, 1.005)], "prefill_s": [], "decode_s": []}
@@ -293,32 +241,21 @@ def published(speedup=1.0):
     return [*one, *two, served(1, 923.94, 7.22), served(2, 656.14, 5.13)]
 
 
-PRICES = Prices(catalog.model("llama-3.1-8b"), "2xh100-sxm", "vllm", "bf16")
-
-
 def words_of(found):
     return " / ".join(f"{f['what']}: {f['why']}" for f in found["flags"])
 
 
-def test_the_published_study_is_flagged():
+def test_the_published_study_is_flagged_and_a_real_gain_is_not():
     found = analyse(FACTS, published(), PRICES)
     text = words_of(found)
-    assert "TP=2: TP was probably not applied" in text
-    assert "serving differs (7.22 and 5.13 ms a token)" in text
-    assert "TP=1: TTFT is 128 x ITL" in text
-    assert "TP=2: TTFT is 128 x ITL" in text
+    assert not lacking(text, "TP=2: TP was probably not applied", "serving differs (7.22 and 5.13 ms a token)")
+    assert not lacking(text, "TP=1: TTFT is 128 x ITL", "TP=2: TTFT is 128 x ITL")
     found["answers"] = answers(found)
     assert "TP was probably not applied" in markdown([found], [])
     assert found["crossover"][0]["batch"] is None
-
-
-def test_a_real_gain_is_not_flagged():
     found = analyse(FACTS, published(speedup=1.4), PRICES)
     assert "probably not applied" not in words_of(found)
     assert found["crossover"][0]["batch"] == 1
-
-
-def test_equal_times_with_a_log_that_proves_the_degree_are_told_differently():
     proved = [(run, {**x, "applied": {"ok": True, "found": "2 ranks"}}) for run, x in published()]
     text = words_of(analyse(FACTS, proved, PRICES))
     assert "equals TP=1 within noise" in text
@@ -352,42 +289,38 @@ def test_miscounted_all_reduces_and_growing_queues_and_noise_are_flagged():
     found = analyse(FACTS, [noisy, profiled, late, alone], PRICES)
     text = words_of(found)
     assert "64 in the profile, 65 by arithmetic" in text  # vLLM reduces the embedding too
-    assert "TTFT holds waiting in a queue" in text
-    assert "3 requests failed" in text
-    assert "noisy" in text
+    assert not lacking(text, "TTFT holds waiting in a queue", "3 requests failed", "noisy")
     link = found["degrees"][0]["profile"]["link"]
     assert link["inside_Bps"] == pytest.approx(8192 / 9e-6)  # at TP=2 a rank sends the tensor once
     assert link["inside_share"] == pytest.approx(8192 / 9e-6 / 450e9)
 
 
-def test_spread_leaves_out_extremes_of_five():
-    assert spread([1.0, 10.0, 10.0, 10.0, 100.0]) == 0.0
-    assert spread([5.0]) == 0.0
-
-
-def test_runs_are_named_apart():
+def test_runs_are_named_apart_and_spread_leaves_out_extremes():
     for chosen in (recipe.recipe("tp-study", quick=False), recipe.recipe("tp-study", quick=True)):
         names = [
             run.name for run in recipe.runs(chosen, (1, 2, 4), ("latency", "first", "batch", "profile", "serve", "throughput"))
         ]
         assert len(set(names)) == len(names)
     full = recipe.recipe("tp-study", quick=False)
-    assert full.latency == ((512, 128, 20), (2048, 32, 10))
-    assert (full.num_prompts, full.rate_per_s) == (200, 4.0)
+    assert (full.latency, (full.num_prompts, full.rate_per_s)) == (((512, 128, 20), (2048, 32, 10)), (200, 4.0))
     assert set(full.batches) == {1, 4, 8, 16, 32, 64}
+    assert (spread([1.0, 10.0, 10.0, 10.0, 100.0]), spread([5.0])) == (0.0, 0.0)
+    run = StudyRun("serve", 1, 0, 100, 50, 300, 4.0)
+    found = recipe.lengths(run, "")
+    assert all(50 <= i <= 150 and 25 <= o <= 75 for i, o in found)
+    assert found == recipe.lengths(run, "")
+    times = recipe.arrivals(run)
+    assert (times, times[-1] / 299) == (sorted(times), pytest.approx(0.25, rel=0.2))
 
 
 # --- counters ---------------------------------------------------------------------------------------------------------------
-
-
 def test_counters_are_read_and_compared(tmp_path):
     port = tmp_path / "mlx5_0" / "ports" / "1" / "counters"
     port.mkdir(parents=True)
     (port / "port_xmit_data").write_text("25\n")
     (port / "port_rcv_data").write_text("N/A\n")
     assert experiment.infiniband(tmp_path) == {"mlx5_0 port 1 sent": 100.0}
-    net = tmp_path / "dev"
-    net.write_text("Inter-|   Receive\n face |bytes\n    lo: 7 1 0 0 0 0 0 0 9 1 0 0 0 0 0 0\n")
+    net = put(tmp_path, "dev", "Inter-|   Receive\n face |bytes\n    lo: 7 1 0 0 0 0 0 0 9 1 0 0 0 0 0 0\n")
     assert experiment.interfaces(net) == {"lo received": 7.0, "lo sent": 9.0}
     assert experiment.bytes_moved({"a": 1.0, "b": 2.0}, {"a": 4.0, "b": 2.0, "c": 5.0}) == {"a": 3.0, "c": 5.0}
     assert experiment.bytes_moved(experiment.snapshot(), experiment.snapshot()) is not None

@@ -1,7 +1,6 @@
 """The study on an installed vLLM, through a stand-in that answers with recorded results, fails, dies or does not end."""
 
 import json
-import math
 import os
 import signal
 import subprocess
@@ -24,6 +23,9 @@ from commtax_lab.measure import machine
 from commtax_lab.measure.study import vllm_setup
 from commtax_lab.measure.study.vllm import FailedRunError, _repeated_failure
 from paths import FIXTURES, HELPERS
+from tables import tables
+
+DATA = tables(__file__)
 
 
 def run_cli(capsys, *words):
@@ -57,7 +59,6 @@ def fake(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A study that went well, its words and calls; it can be asked to go on."""
     with pytest.MonkeyPatch.context() as patch:
         words, called = stand_in(tmp_path_factory.mktemp("whole"), patch)
         done = run_here("measure", "experiment", *words, "--json")
@@ -96,8 +97,7 @@ def test_vllm_is_driven_and_read(whole, capsys):
     code, _ = run_cli(capsys, *words)
     assert code == 0
     again = [c["words"] for c in called()[before:] if c["words"] != ["--version"]]
-    assert len(again) == 1
-    assert again[0][again[0].index("--batch-size") + 1] == "4"
+    assert (len(again), again[0][again[0].index("--batch-size") + 1]) == (1, "4")
 
 
 def test_kv_space_is_set_from_what_is_free_and_said(whole):
@@ -116,16 +116,7 @@ def test_workers_together_leave_half_of_what_is_free(free, weights, workers):
     assert gib == 1 or gib * workers * vllm_setup.GiB <= (free - weights) / 2
 
 
-@pytest.mark.parametrize(
-    ("own", "files", "leaves"),
-    [
-        ("0::/a/b\n", {"a/b": ("max", "5"), "a": ("100", "60")}, 43),  # version 2: the parent's limit binds, 3 of cache can go
-        ("0::/\n", {"": ("50", "10")}, 43),  # a container's own group at the root
-        ("4:memory:/x\n1:cpu:/\n", {"memory/x": ("70", "30")}, 43),
-        ("4:memory:/gone\n", {}, math.inf),
-        ("0::/\n", {"": ("max", "10")}, math.inf),
-    ],
-)
+@pytest.mark.parametrize(("own", "files", "leaves"), DATA["a_container_has_what_its_groups_leave"])
 def test_a_container_has_what_its_groups_leave(own, files, leaves, tmp_path):
     old = "memory:" in own
     names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if old else ("memory.max", "memory.current")
@@ -160,8 +151,7 @@ def test_the_cpu_wheel_asks_for_metadata_that_it_does_not_have(fake, tmp_path, m
 def test_companions_built_for_another_torch_are_named_with_the_way_out(fake, capsys, monkeypatch):
     monkeypatch.setenv("FAKE_VLLM_BROKEN", "RuntimeError: operator torchvision::nms does not exist")
     code, told = run_cli(capsys, *fake[0])
-    assert code == 2
-    assert told.err.count("\n") == 1
+    assert (code, told.err.count("\n")) == (2, 1)
     assert f"{sys.executable} -m pip uninstall -y torchvision torchaudio torchcodec" in told.err
 
 
@@ -241,7 +231,6 @@ def test_two_signals_leave_no_engine(fake, monkeypatch):
 
 
 def engines(program):
-    """Processes of the stand-in that run a benchmark."""
     listed = subprocess.run(["ps", "-ww", "-eo", "stat,args"], capture_output=True, text=True, check=True).stdout.splitlines()
     return [line for line in listed if program in line and " bench " in line and not line.startswith("Z") and "leash" not in line]
 
@@ -261,15 +250,13 @@ def test_failed_runs_are_told_and_tried_again(fake, capsys, monkeypatch):
     monkeypatch.setenv("FAKE_VLLM_FAIL", "--tensor-parallel-size 2")
     code, told = run_cli(capsys, *words, "--json")
     found = json.loads(told.out)
-    assert code == 1
-    assert [row["tp"] for row in found["degrees"]] == [1]
+    assert (code, [row["tp"] for row in found["degrees"]]) == (1, [1])
     assert all("not enough devices" in f["why"] for f in found["failed"])
     assert all(a["answer"] for a in found["answers"])
     monkeypatch.delenv("FAKE_VLLM_FAIL")
     before = len(called())
     code, told = run_cli(capsys, *words, "--json")
-    assert code == 0
-    assert json.loads(told.out)["failed"] == []
+    assert (code, json.loads(told.out)["failed"]) == (0, [])
     assert all(
         c["words"][c["words"].index("--tensor-parallel-size") + 1] == "2"
         for c in called()[before:]
@@ -287,8 +274,7 @@ def test_closed_loops_of_one_server_teach_and_are_predicted(fake, tmp_path):
     done = run_here("measure", "serve", "--calibrate", 3, *words[: words.index("--quick")], *place)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    assert document["engine"] == "vLLM 0.32.0+cpu"
-    assert len(document["foreseen"]) == 6
+    assert (document["engine"], len(document["foreseen"])) == ("vLLM 0.32.0+cpu", 6)
     asked = [call["words"] for call in called()]
     assert sum(one[0] == "serve" for one in asked) == 1
     clients = [one[one.index("--max-concurrency") + 1] for one in asked if "--max-concurrency" in one]
@@ -301,6 +287,5 @@ def test_a_server_that_fails_is_told_in_one_line(fake, monkeypatch):
     monkeypatch.setenv("FAKE_VLLM_FAIL", "bench serve")
     words, _ = fake
     done = run_here("measure", "serve", "--calibrate", 3, *words[: words.index("--quick")])
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "not enough devices" in done.stderr

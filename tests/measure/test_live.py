@@ -40,16 +40,16 @@ from commtax_lab.measure.weights import Checkpoint, RandomWeights, load
 from forked import run_forked
 from paths import HELPERS
 from tables import tables
+from texts import put
 
 DATA = tables(__file__)
-
 CPU = torch.device("cpu")
 PROVEN = ("llama", "qwen3", "mixtral")
+HOLDER = DATA["holder"]
 
 
 @pytest.fixture(autouse=True, scope="module")
 def targets():
-    """Ranks find ``live_targets`` as they find any module of the user's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(HELPERS), prepend=os.pathsep)
         yield
@@ -70,8 +70,7 @@ def checkpoints(tmp_path_factory):
 
 def whole(folder, batch=2, length=40):
     a = arch(str(folder))
-    weights = load(Checkpoint(folder), a, 0, 1, torch.float32, CPU)
-    return LiveEngine(a, weights, RankGroup(0, 1), batch, length)
+    return LiveEngine(a, load(Checkpoint(folder), a, 0, 1, torch.float32, CPU), RankGroup(0, 1), batch, length)
 
 
 def worst(first, second):
@@ -94,8 +93,7 @@ def test_the_engine_says_what_transformers_says(checkpoints, family):
 def test_the_step_that_graphs_capture_is_the_plain_step(checkpoints):
     """Static shapes and a mask instead of the length: the same arithmetic, checked without a GPU."""
     engine = whole(checkpoints["llama"][0])
-    tokens = prompts(engine.arch.model.vocab, 2, 12, 0, CPU)
-    following = engine.prefill(tokens).argmax(-1)
+    following = engine.prefill(prompts(engine.arch.model.vocab, 2, 12, 0, CPU)).argmax(-1)
     plain = engine.decode(following, 12)
     engine.place(following, 12)
     assert worst([plain], [engine.static_step()]) < 1e-5
@@ -160,20 +158,16 @@ def prove(found):
 
 def test_one_rank_sends_nothing(checkpoints):
     for job in jobs(checkpoints, 1):
-        engine = whole(Path(job.model))
-        run = generate(engine, prompts(96, 2, 12, 0, CPU), 4)
+        run = generate(whole(Path(job.model)), prompts(96, 2, 12, 0, CPU), 4)
         assert not run.prefill_sent
         assert not any(run.decode_sent)
 
 
-def test_a_broken_shard_is_caught(two):
+def test_slow_and_broken_ranks_are_caught(two):
     broken = two[4]
     assert broken["collectives"]["equal"], "it sends what it should"
     assert not broken["logits_equal"]
     assert not is_reconciled(broken)
-
-
-def test_a_slow_rank_is_named(two):
     assert two[5]["tp"]["slowest_rank"] == 1
     assert two[5]["collectives"]["equal"]
 
@@ -192,14 +186,11 @@ def test_its_traces_say_so_too(two, traces):
     assert found == ledger
 
 
-def test_shared_memory_adds_as_gloo_does(four):
+def test_shared_memory_adds_as_gloo_does_and_no_slot_is_read_early(four):
     for row in four.added:
         assert row["off"] <= 1
         assert row["gathered"]
         assert row["same"], "every rank holds the same bits"
-
-
-def test_more_ranks_than_cores_never_read_a_slot_early(four):
     assert four.wrong == [0, 0, 0, 0]
     assert not four.left, "memory and semaphores have no names left"
 
@@ -227,32 +218,21 @@ def test_a_killed_rank_takes_the_run_down_within_seconds():
     assert not any(alive(pid) for pid in pids)
 
 
-def test_a_rank_that_raises_is_named_with_its_traceback():
+def test_what_a_rank_raises_or_refuses_is_named_here():
     with pytest.raises(launch.RankError, match="seeded failure") as caught:
         launch.run("live_targets:fails", {"rank": 1}, 2, timeout_s=60)
     assert caught.value.rank == 1
     assert caught.value.trace.endswith("RuntimeError: seeded failure")
     assert "live_targets.py" in caught.value.trace
-
-
-def test_what_a_rank_refuses_is_refused_here():
     with pytest.raises(Refusal, match="seeded refusal") as caught:
         launch.run("live_targets:refuses", {"rank": 1}, 2, timeout_s=60)
     assert caught.value.argument == "tp"
 
 
-SCRIPT = """
-import signal, sys
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and that is respected
-from commtax_lab.measure import launch
-launch.run("live_targets:forever", {}, int(sys.argv[1]), watch=lambda pids: print(*pids, flush=True))
-"""
-
-
 @pytest.mark.parametrize(("signs", "ranks"), [([signal.SIGTERM] * 2, 2), ([signal.SIGHUP], 1), ([signal.SIGKILL], 1)])
 def test_neither_ranks_nor_folders_outlive_the_launcher(signs, ranks, tmp_path):
     running = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(ranks)],
+        [sys.executable, "-c", DATA["script"], str(ranks)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -300,15 +280,6 @@ def test_a_stopped_rank_is_lost_and_named():
         launch.run("live_targets:forever", {}, 2, lost_s=0.0)
 
 
-HOLDER = """
-import sys, time
-from commtax_lab.measure.launch import run_folder
-with run_folder() as folder:
-    print(folder, flush=True)
-    time.sleep(600)
-"""
-
-
 def test_leavings_of_dead_runs_are_swept_and_nothing_else(tmp_path):
     """A lock tells whose run is over; names that somebody chose are nobody's litter."""
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
@@ -334,8 +305,7 @@ def test_leavings_of_dead_runs_are_swept_and_nothing_else(tmp_path):
     for path in (*old, kept[0], kept[2]):
         os.utime(path, (1, 1))
     launch.sweep(tmp_path, shared)
-    assert sorted(tmp_path.iterdir()) == sorted([*chosen, living, shared])
-    assert sorted(shared.iterdir()) == sorted(kept)
+    assert (sorted(tmp_path.iterdir()), sorted(shared.iterdir())) == (sorted([*chosen, living, shared]), sorted(kept))
     assert not killed.exists()
     holders[1].terminate()
     for holder in holders:
@@ -344,7 +314,6 @@ def test_leavings_of_dead_runs_are_swept_and_nothing_else(tmp_path):
 
 
 def command(capsys, *words):
-    """``commtax measure …`` in this process; its ranks are processes of their own."""
     with pytest.raises(SystemExit) as ended:
         main(["measure", *words])
     shown = capsys.readouterr()
@@ -371,7 +340,6 @@ def test_the_command_proves_and_shows(checkpoints, capsys):
 
 
 def edited(folder, tmp_path, change):
-    """A copy of a one-file checkpoint with its bytes changed."""
     for name in ("config.json", "model.safetensors"):
         data = (folder / name).read_bytes()
         (tmp_path / name).write_bytes(change(data) if name == "model.safetensors" else data)
@@ -404,8 +372,7 @@ def test_a_missing_shard_is_named(checkpoints, tmp_path, capsys):
     with pytest.raises(ValueError, match=r"model-00002-of-.* is missing"):
         whole(tmp_path)
     done = command(capsys, "tp", "--model", str(tmp_path), "-tp", "2", "--device", "cpu")
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "is missing" in done.stderr
 
 
@@ -415,14 +382,7 @@ def test_bad_questions_are_refused_before_anything_starts(checkpoints, changes, 
         LiveJob(**{"model": str(checkpoints["llama"][0]), "device": "cpu", **changes}).settle()
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "'yarn' is not one of"),
-        ({"hidden_act": "gelu"}, "silu, not gelu"),
-        ({"architectures": ["OPTForCausalLM"], "ffn_dim": 96}, "not OPTForCausalLM"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "says"), DATA["architectures_that_the_engine_cannot_run_are_refused"])
 def test_architectures_that_the_engine_cannot_run_are_refused(changes, says):
     with pytest.raises(ValueError, match=says):
         arch_of_config(json.loads(live_models.config("llama", **changes)), "x")
@@ -442,8 +402,7 @@ def test_a_sweep_reads_like_nccl_tests(tmp_path, capsys):
     done = command(capsys, "collectives", "--impl", "gloo,shm", "--min", "4K", "--max", "8K", "--emulate-link", "10gbe", *files)
     assert done.returncode == 0, done.stderr
     run = parse_run(done.stdout)
-    assert run.op == "all-reduce"
-    assert [row.nbytes for row in run.rows] == [4096, 8192] * 2
+    assert (run.op, [row.nbytes for row in run.rows]) == ("all-reduce", [4096, 8192] * 2)
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert {r["impl"] for r in rows} == {"gloo", "shm"}
     assert not any(r["wrong"] for r in rows)
@@ -484,8 +443,7 @@ def test_products_with_few_rows_come_back_from_what_was_timed():
     points = [(k, 1e-5 + float(k.nbytes) / 1e10 * (1 + row_s / once)) for k in kernels]
     seen = [own_constants.RankMeasurements([1e10], 1e11, side * side, timed, [], 0.0, 1)] * 2
     found = own_constants._fit_gemm(points, seen, 1e10, 1e11)
-    assert {rows: 1 + found[f"pack{rows}"] for rows in sweeps} == pytest.approx(sweeps)
-    assert found["ep"] == pytest.approx(0.8)
+    assert ({rows: 1 + found[f"pack{rows}"] for rows in sweeps}, found["ep"]) == (pytest.approx(sweeps), pytest.approx(0.8))
     for rows, seconds in timed.items():
         product = replace(kernels[0], m=rows, n=side, k=side, nbytes=float(side * side * 4), flops=2.0 * rows * side * side)
         fixed, moving = gemm(product, found, 1e10, 1e11)
@@ -502,8 +460,7 @@ def test_calibration_gives_a_profile_that_bill_takes(tmp_path):
     shapes = [{**own_constants.SHAPES[1], "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 512}]
     work = own_constants.BoxWork("fp32", machine.CPU_CARRIERS, shapes, ((1, 8), (4, 32)), 2**22)
     seen = launch.run(own_constants.TARGET, work, 2, timeout_s=120)
-    file = tmp_path / "here.json"
-    file.write_text(json.dumps(own_constants.profile(seen, "fp32", "here")))
+    file = put(tmp_path, "here.json", json.dumps(own_constants.profile(seen, "fp32", "here")))
     done = run_here("bill", "llama-3.2-1b", "-tp", "2", "--profile", file, "--json")
     assert done.returncode == 0, done.stderr
     bill = json.loads(done.stdout)

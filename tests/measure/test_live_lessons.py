@@ -23,7 +23,6 @@ from each import each
 from tables import tables
 
 DATA = tables(__file__)
-
 MOST, INPUT, OUTPUT, SHOWN = 4, 16, 8, 3
 CHIP = {"key": "cpu", "memory_Bps": 1e10, "flops_per_s": {"fp32": 1e11}}
 
@@ -74,8 +73,7 @@ def test_every_round_has_all_loads_in_an_order_of_its_own():
     order = live_loads._order(9, 4, 0)
     rounds = [order[i : i + 9] for i in range(0, 36, 9)]
     assert all(sorted(one) == list(range(9)) for one in rounds)
-    assert len(set(map(tuple, rounds))) == 4
-    assert order == live_loads._order(9, 4, 0)
+    assert (len(set(map(tuple, rounds))), order) == (4, live_loads._order(9, 4, 0))
 
 
 def test_what_was_served_is_what_was_asked_for(series, seen):
@@ -92,8 +90,7 @@ def test_what_was_served_is_what_was_asked_for(series, seen):
 def test_some_teach_and_the_others_are_predicted(series, seen, own):
     document, learnt = live_lessons.lessons_document(live_lessons.served_loads(series, seen), SHOWN, own)
     document = json.loads(json.dumps(document, allow_nan=False))
-    assert len(document["shown"]) == SHOWN
-    assert len(document["foreseen"]) == len(series.loads) - SHOWN
+    assert (len(document["shown"]), len(document["foreseen"])) == (SHOWN, len(series.loads) - SHOWN)
     assert not {run["load"] for run in document["foreseen"]} & set(document["shown"])
     assert {lesson.label for lesson in learnt.lessons} <= set(document["shown"]), "nothing of the others went in"
     assert {lesson.repeats for lesson in learnt.lessons} == {series.rounds}
@@ -118,8 +115,7 @@ def test_calibrate_reads_the_results_and_learns_the_same(series, seen, own, tmp_
         assert (one.deployment, one.metric, one.clients) == (other.deployment, other.metric, other.clients)
         assert one.measured_s == pytest.approx(other.measured_s, rel=1e-4)
         assert one.residual == pytest.approx(other.residual, abs=1e-3)
-    assert fitted.tables == own.tables
-    assert list(fitted.libraries) == list(own.libraries)
+    assert (fitted.tables, list(fitted.libraries)) == (own.tables, list(own.libraries))
     assert fitted.chip["memory_Bps"] == pytest.approx(own.chip["memory_Bps"], rel=1e-4), "what was known stays"
 
 
@@ -145,7 +141,7 @@ def test_bad_words_are_refused_by_name(words, named):
     assert done.stderr.count("\n") == 1
 
 
-def test_weights_that_are_laid_out_once_cost_nothing_to_lay_out(own):
+def test_laid_out_weights_cost_nothing_and_all_loads_cannot_be_shown(own):
     packed = replace(own, tables={"gemm.fp32": {"t0": 1e-6, "pack4": 0.8, "pack8": 1.6}, "small.bf16": {"t0": 2e-6}})
     once = live_lessons.lay_out_once(packed).tables
     assert once == {"gemm.fp32": {"t0": 1e-6, "pack4": 0.0, "pack8": 0.0}, "small.bf16": {"t0": 2e-6}}
@@ -165,7 +161,6 @@ def test_a_study_with_enough_single_requests_teaches(series, own, tmp_path):
     record = {"decode_s": [2e-3] * 3, "prefill_s": [4e-3] * 3, "latency_s": [18e-3] * 3}
     others = [StudyRun("batch", 1, 4, 8, 8, 3), StudyRun("serve", 1, 0, 8, 8, 3, 4.0)]
     found = foresight.study_lessons([(run, record) for run in (*others, *single)], prices)
-    assert len(found["shown"]) == foresight.SHOWN
-    assert [run["load"] for run in found["foreseen"]] == ["TP 2, 24/8"]
+    assert (len(found["shown"]), [run["load"] for run in found["foreseen"]]) == (foresight.SHOWN, ["TP 2, 24/8"])
     assert foresight.study_lessons([(run, record) for run in (*others, *single[:3])], prices) is None
     assert foresight.study_lessons([(run, record) for run in single], replace(prices, profile="")) is None

@@ -29,7 +29,6 @@ from each import each
 from tables import tables
 
 DATA = tables(__file__)
-
 PROMPTS, SLOTS, RATES = 20, 3, (40.0, 400.0)
 SECONDS = st.floats(1e-6, 1.0)
 
@@ -85,8 +84,7 @@ def test_every_token_is_made_in_a_step(service, seen, index):
     assert prompts == run.stream.input_len.tolist()
     assert sum(step.decoding or 1 for step in run.steps) == run.stream.output_len.sum()
     assert max(step.decoding for step in run.steps) <= SLOTS
-    busy = sum(step.seconds for step in run.steps)
-    assert busy <= run.last_s.max() - run.begun_s.min()
+    assert sum(step.seconds for step in run.steps) <= run.last_s.max() - run.begun_s.min()
 
 
 def test_all_steps_were_timed_in_every_sweep(service, seen):
@@ -103,8 +101,7 @@ def test_the_document_tells_both_in_the_keys_of_benchmarks(service, seen):
         measured, foreseen = run["measured"], run["predicted"]
         assert (measured["source"], foreseen["source"]) == ("measured", "predicted")
         for told in (measured, foreseen):
-            assert told["completed"] == PROMPTS
-            assert told["total_input_tokens"] == int(service.stream(1.0).input_len.sum())
+            assert (told["completed"], told["total_input_tokens"]) == (PROMPTS, int(service.stream(1.0).input_len.sum()))
             assert told["output_throughput"] * told["duration"] == pytest.approx(told["total_output_tokens"])
             assert told["median_ttft_ms"] <= told["p90_ttft_ms"] <= told["p99_ttft_ms"]
             assert told["mean_queue_ms"] <= told["mean_ttft_ms"] <= told["mean_e2el_ms"]
@@ -118,8 +115,7 @@ def test_two_ranks_serve_from_the_command_line(folder):
     done = run_here("measure", "serve", *words, "--input-len", 8, "--output-len", 4, "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    assert document["tp_size"] == 2
-    assert document["runs"][0]["measured"]["total_output_tokens"] == 24
+    assert (document["tp_size"], document["runs"][0]["measured"]["total_output_tokens"]) == (2, 24)
 
 
 @each(("words", "named"), DATA["bad_words_are_refused_by_name"])
@@ -131,8 +127,6 @@ def test_bad_words_are_refused_by_name(words, named):
 
 
 # --- the table of steps ---------------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=30, deadline=None)
 @given(
     st.lists(SECONDS, min_size=1, max_size=30),
@@ -160,17 +154,12 @@ def test_times_that_rise_stay_as_they_are(seconds):
 
 
 def test_a_table_gives_back_what_was_timed():
-    known = {
-        SurfacePoint(0, 8): [2.0],
-        SurfacePoint(0, 12): [3.0],
-        **{SurfacePoint(n, c): [n + c / 100] for n in (1, 2, 4) for c in (8, 16)},
-    }
+    known = {SurfacePoint(0, 8): [2.0], SurfacePoint(0, 12): [3.0]}
+    known |= {**{SurfacePoint(n, c): [n + c / 100] for n in (1, 2, 4) for c in (8, 16)}}
     table = surface(known)
-    assert table.mixing(0, 0, 10, 1, 0.0) == pytest.approx(2.5)
-    assert table.decoding(2, 2 * 8)[0] == pytest.approx(2.08)
+    assert (table.mixing(0, 0, 10, 1, 0.0), table.decoding(2, 2 * 8)[0]) == (pytest.approx(2.5), pytest.approx(2.08))
     assert table.decoding(3, 3 * 12)[0] == pytest.approx(3.12)
-    assert peak_rate(table, 8, 9, 4) == pytest.approx(1 / (2.0 + 8 * 4.125 / 4))
-    assert batches(1) == [1]
+    assert (peak_rate(table, 8, 9, 4), batches(1)) == (pytest.approx(1 / (2.0 + 8 * 4.125 / 4)), [1])
     assert sweep_spread([known, {step: [2 * s for s in seconds] for step, seconds in known.items()}]) == pytest.approx(1.0)
 
 
@@ -181,12 +170,10 @@ def test_the_small_engine_by_hand():
     table = surface({SurfacePoint(0, 8): [2.0], **{SurfacePoint(n, c): [1.0] for n in (1, 2) for c in (8, 11)}})
     stream = RequestStream(np.array([0.0, 2.5, 3.0]), np.array([8, 8, 8]), np.array([3, 3, 3]))
     run = simulate_run(service, table, live.ServedRequests(stream, *(np.zeros(3) for _ in range(3))))
-    assert run.begun_s.tolist() == [0.0, 3.0, 6.0]
-    assert run.first_s.tolist() == [2.0, 5.0, 8.0]
+    assert (run.begun_s.tolist(), run.first_s.tolist()) == ([0.0, 3.0, 6.0], [2.0, 5.0, 8.0])
     assert run.last_s.tolist() == [6.0, 9.0, 10.0]
     told = figures(1.0, run)
     assert told["mean_tpot_ms"] == pytest.approx(1e3 * (2 + 2 + 1) / 3)
-    assert told["mean_queue_ms"] == pytest.approx(1e3 * 3.5 / 3)
-    assert told["max_concurrent_requests"] == 3
+    assert (told["mean_queue_ms"], told["max_concurrent_requests"]) == (pytest.approx(1e3 * 3.5 / 3), 3)
     steps = [TimedStep(0, 8, 3.0), TimedStep(2, 17, 1.5)]
     assert slowdown(table, live.ServedRequests(stream, run.begun_s, run.first_s, run.last_s, steps)) == pytest.approx(1.5)

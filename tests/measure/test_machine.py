@@ -25,19 +25,12 @@ from paths import ROOT
 from tables import tables
 
 DATA = tables(__file__)
-
 SKYLAKE = "processor\t: 0\nflags\t\t: fpu sse2 avx2 avx512f avx512bw\nprocessor\t: 1\nflags\t\t: fpu"
-
 SAPPHIRE = "processor\t: 0\nflags\t\t: fpu sse2 avx2 avx512f avx512_bf16 amx_bf16 amx_tile\n"
-
 NEOVERSE_N1 = "processor\t: 0\nBogoMIPS\t: 50.00\nFeatures\t: fp asimd evtstrm aes atomics fphp asimdhp cpuid asimddp ssbs\n"
-
 GRACE = "processor\t: 0\nFeatures\t: fp asimd atomics sve sve2 i8mm bf16 dgh\n"
-
 M1 = "hw.optional.arm.FEAT_FP16: 1\nhw.optional.arm.FEAT_BF16: 0\n"
-
 M2 = "hw.optional.arm.FEAT_FP16: 1\nhw.optional.arm.FEAT_BF16: 1\n"
-
 MACHINES = {
     "x86-64 with bf16": (MachineFacts("Linux", "x86_64", machine.linux_features(SAPPHIRE)), "bf16"),
     "x86-64 without": (MachineFacts("Linux", "x86_64", machine.linux_features(SKYLAKE)), "fp32"),
@@ -47,6 +40,9 @@ MACHINES = {
     "macOS, M1": (MachineFacts("Darwin", "arm64", machine.apple_features(M1)), "fp32"),
     "macOS, Intel": (MachineFacts("Darwin", "x86_64", machine.apple_features("")), "fp32"),
 }
+ROWS = ROOT / "benchmarks" / "h200"
+FILES = sorted(ROWS.glob("*.jsonl"))
+INTERPRETED = DATA["interpreted"]
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -55,14 +51,12 @@ def test_synchronisation_and_type_follow_from_the_facts(name):
     assert machine.carriers(facts)[-1] == "shm", "semaphores order memory on every architecture"
     assert machine.carriers(facts) == ("gloo", "shm")
     assert not machine.carrier_note(facts)
-    assert machine.engine_dtype("cpu") == "fp32"
-    assert machine.served_dtype(facts, on_cpu=True) == served
+    assert (machine.engine_dtype("cpu"), machine.served_dtype(facts, on_cpu=True)) == ("fp32", served)
     assert machine.served_dtype(facts, on_cpu=False) == "bf16", "a GPU's type is not the host's"
     assert bool(machine.bf16_note(facts, "bf16")) == (served == "fp32")
     assert not machine.bf16_note(facts, "fp32")
     without = replace(facts, no_semaphores="no POSIX semaphores: not implemented")
-    assert machine.carriers(without)[-1] == "gloo"
-    assert machine.carriers(without) == ("gloo",)
+    assert (machine.carriers(without)[-1], machine.carriers(without)) == ("gloo", ("gloo",))
     assert "not implemented" in machine.carrier_note(without)
 
 
@@ -75,8 +69,6 @@ def test_this_machine_is_read():
 
 
 # --- programs of others ----------------------------------------------------------------------------------------------------
-
-
 @each(("code", "log", "says"), DATA["how_an_engine_ended_is_recognised"])
 def test_how_an_engine_ended_is_recognised(code, log, says):
     found = failure("vllm serve", code, log, "bf16")
@@ -98,17 +90,8 @@ def test_a_leash_ends_as_its_program_does(code):
     assert done.returncode == code
 
 
-STARTER = """
-import subprocess, sys, time
-from commtax_lab.measure.study.leash import leash_command
-program = "import os, time, sys; print(os.getpid(), flush=True); time.sleep(600)"
-subprocess.Popen(leash_command([sys.executable, "-c", program]), start_new_session=True)
-time.sleep(600)
-"""
-
-
 def test_a_leashed_program_does_not_outlive_a_killed_starter():
-    starter = subprocess.Popen([sys.executable, "-c", STARTER], stdout=subprocess.PIPE, text=True)
+    starter = subprocess.Popen([sys.executable, "-c", DATA["starter"]], stdout=subprocess.PIPE, text=True)
     pid = int(starter.stdout.readline())
     starter.kill()
     starter.wait()
@@ -129,13 +112,7 @@ def test_what_torch_says_of_missing_instructions_is_no_error():
         warnings.warn("anything else", UserWarning, stacklevel=1)
 
 
-ROWS = ROOT / "benchmarks" / "h200"
-
-FILES = sorted(ROWS.glob("*.jsonl"))
-
-
 def sweep(*words):
-    """The sweep as a user runs it."""
     return run_forked("commtax_lab.measure.study.kernels", *words)
 
 
@@ -157,8 +134,7 @@ def has_cuda():
 def test_without_a_gpu_it_says_so_in_one_line(capsys):
     assert kernels.main([]) == 2
     said = capsys.readouterr()
-    assert said.out == ""
-    assert len(said.err.splitlines()) == 1
+    assert (said.out, len(said.err.splitlines())) == ("", 1)
     assert "torch" in said.err or "CUDA" in said.err
 
 
@@ -175,8 +151,7 @@ def test_a_cpu_run_writes_a_header_and_every_kind(tmp_path):
     done = sweep("--device", "cpu", "--quick", "--only", "small,decode,prefill,step", "--out", str(out))
     assert done.returncode == 0, done.stderr
     head, *found = [json.loads(line) for line in out.read_text().splitlines()]
-    assert head["kind"] == "header"
-    assert head["device"] == "cpu"
+    assert (head["kind"], head["device"]) == ("header", "cpu")
     assert {r["kind"] for r in found} == {"small", "decode", "prefill", "step"}
     assert all(r["median_s"] > 0 and len(r["samples_s"]) == 2 for r in found)
 
@@ -189,26 +164,21 @@ def test_an_unwritable_file_is_named(capsys):
     assert "Traceback" not in said
 
 
-def test_shards_divide_what_they_hold():
+def test_shards_and_splits_divide_what_they_hold():
     pytest.importorskip("torch")
     from commtax_lab.measure.study.rank_steps import shard
 
     whole = shard(catalog.model("llama-3.1-70b"), 1)
     part = shard(catalog.model("llama-3.1-70b"), 8)
-    assert part.num_weights() * 8 == whole.num_weights()
-    assert (part.heads, part.kv_heads, part.qkv) == (8, 1, 1280)
+    assert (part.num_weights() * 8, (part.heads, part.kv_heads, part.qkv)) == (whole.num_weights(), (8, 1, 1280))
     assert shard(catalog.model("mixtral-8x7b"), 1) is None  # experts
     assert shard(catalog.model("llama-2-13b"), 16) is None  # 40 heads
-
-
-def test_splits_cover_the_length_and_fill_the_card():
     pytest.importorskip("torch")
     from commtax_lab.measure.study.fused import MAX_SPLITS, Splits, num_splits
 
     for blocks in (1, 7, 64, 211, 212, 1000):
         for length in (1, 100, 1025, 32768):
-            n = num_splits(blocks, length, 132)
-            assert 1 <= n <= MAX_SPLITS
+            assert 1 <= num_splits(blocks, length, 132) <= MAX_SPLITS
             s = Splits.make(blocks, 1, 1, 64, length, "cpu", 132)
             assert (s.num - 1) * s.chunk < length <= s.num * s.chunk
     assert num_splits(1000, 32768, 132) == 1
@@ -230,34 +200,7 @@ def test_decoding_continues_what_prefill_began():
     want = prompt(layers, table, head).float()
     token = rank_steps._StepBuffers(shape, "decode", 1, length, "cpu", 1)
     token.ids.copy_(prompt.ids[-1:])
-    got = token(layers, table, head).float()
-    assert (got - want).norm() / want.norm() < 0.03
-
-
-INTERPRETED = """
-import torch
-from commtax_lab.measure.study import fused
-
-torch.manual_seed(0)
-def tensors(*shapes): return [torch.randn(s).bfloat16() for s in shapes]
-def both(run, *outs):
-    found = []
-    for fused.INTERPRETED in (True, False):
-        run()
-        found.append([o.float().clone() for o in outs])
-        [o.zero_() for o in outs]
-    return max(float((a - b).norm() / b.norm()) for a, b in zip(*found))
-
-x, r, w, s, o = tensors((3, 320), (3, 320), (320,), (3, 320), (3, 320))
-assert both(lambda: fused.add_norm(x, r, w, s, o), s, o) < 0.01
-g, o = tensors((3, 2600), (3, 1300))
-assert both(lambda: fused.swiglu(g, o), o) < 0.01
-for normed in (False, True):
-    qkv, q, keys, values, n = tensors((3, 9 * 64), (3, 5, 64), (1, 8, 2, 64), (1, 8, 2, 64), (64,))
-    t = fused.turns(torch.tensor([5, 0, 7]), torch.tensor([5, 1, 7]), 64, 8)
-    [c.zero_() for c in (keys, values)]
-    assert both(lambda: fused.rotary_write(qkv, q, keys, values, t, n.repeat(2, 1) if normed else None), q, keys, values) < 0.01
-"""
+    assert (token(layers, table, head).float() - want).norm() / want.norm() < 0.03
 
 
 def test_triton_kernels_do_what_plain_functions_do():

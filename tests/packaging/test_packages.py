@@ -18,31 +18,16 @@ import yaml
 import commtax
 from commtax.cli.app import VERBS, commands
 from paths import DOCUMENTS, ROOT
+from tables import tables
 
+DATA = tables(__file__)
 PROJECTS = {"commtax": (ROOT, "src/commtax"), "commtax_lab": (ROOT / "laboratory", "commtax_lab")}
-
 JUNK = re.compile(r"__pycache__|\.pyc$|/tests?/|\.egg-info|/\.")
-
-
-BUILD = """
-import os, sys, tarfile
-from hatchling import build
-project, out = sys.argv[1:]
-os.chdir(project)
-archive = build.build_sdist(out)
-wheel = build.build_wheel(out)
-with tarfile.open(os.path.join(out, archive)) as file:
-    file.extractall(os.path.join(out, "unpacked"), filter="data")
-os.chdir(os.path.join(out, "unpacked", archive.removesuffix(".tar.gz")))
-build.build_wheel(os.path.join(out, "again"))
-print(archive, wheel)
-"""
-
+BUILD = DATA["build"]
 """What ``python -m build`` asks the backend, without an environment of its own: an archive, a wheel, and one of the archive."""
 
 
 def shipped(folder):
-    """The files of a package, as they lie in the repository."""
     return {
         str(path.relative_to(folder.parent)) for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts
     }
@@ -92,8 +77,7 @@ def test_metadata_says_what_the_project_says(built):
     assert wheel.name == f"{stem}-py3-none-any.whl"
     files = contents(wheel)
     said = message_from_bytes(files[f"{stem}.dist-info/METADATA"])
-    assert said["Version"] == commtax.__version__
-    assert said["Requires-Python"] == ">=3.11"
+    assert (said["Version"], said["Requires-Python"]) == (commtax.__version__, ">=3.11")
     plain = [line for line in said.get_all("Requires-Dist", []) if "extra ==" not in line]
     assert len(plain) <= 5
     if name == "commtax":

@@ -4,6 +4,7 @@ import inspect
 import json
 import pkgutil
 import re
+import shlex
 import sys
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -36,84 +37,73 @@ from paths import FIXTURES, SOURCE
 from pseudo_terminal import SIGNS, on_a_terminal
 from tables import tables
 
+DATA = tables(__file__)
+
 SMALL, HOST = ("llama-3.2-1b", "2xh100-sxm"), ("llama-3.1-8b", "8xh100-sxm")
-
 LOG, TINY = FIXTURES / "vllm-cpu-tp2.log", FIXTURES / "tiny-llama"
-
 TRACES = [FIXTURES / f"vllm-cpu-tp2-rank{rank}.trace.json.gz" for rank in (0, 1)]
-
 ASKED = {
-    "bill": (lambda: commtax.bill(*HOST, tp=8), "bill llama-3.1-8b -c 8xh100-sxm -tp 8"),
-    "prefill": (lambda: commtax.bill(*HOST, tp=2, phase="prefill"), "bill llama-3.1-8b -c 8xh100-sxm -tp 2 --phase prefill"),
-    "train_bill": (
-        lambda: commtax.train_bill(*HOST, dp=8, batch=8, engine="fsdp"),
-        "bill llama-3.1-8b -c 8xh100-sxm --phase train --engine fsdp -dp 8 --batch 8",
-    ),
-    "traffic": (lambda: commtax.traffic(*HOST, tp=8), "bill llama-3.1-8b -c 8xh100-sxm -tp 8 --exact"),
-    "why": (lambda: commtax.why(commtax.bill(*HOST, tp=8), "1"), "bill llama-3.1-8b -c 8xh100-sxm -tp 8 --why 1"),
-    "fit": (lambda: commtax.fit(*HOST), "fit llama-3.1-8b -c 8xh100-sxm"),
-    "no fit": (lambda: commtax.fit("llama-3.1-405b", "8xh100-sxm"), "fit llama-3.1-405b -c 8xh100-sxm"),
-    "train_fit": (lambda: commtax.train_fit(*HOST, dp=8), "fit llama-3.1-8b -c 8xh100-sxm --phase train -dp 8"),
-    "simulate": (lambda: commtax.simulate(*HOST, concurrency=32), "simulate llama-3.1-8b -c 8xh100-sxm --concurrency 32"),
-    "clients": (
-        lambda: commtax.simulate(*HOST, concurrency=np.array([1, 8, 64])),
-        "simulate llama-3.1-8b -c 8xh100-sxm --concurrency 1,8,64",
-    ),
-    "serve": (
-        lambda: commtax.serve(*SMALL, request_rate=4, num_prompts=50, output_len=16),
-        "simulate llama-3.2-1b -c 2xh100-sxm --request-rate 4 --num-prompts 50 --output-len 16",
-    ),
-    "expect": (
-        lambda: commtax.expect("all-reduce", "8xh100-sxm", nbytes=2**30, library="nccl"),
-        "expect all-reduce -c 8xh100-sxm --size 1G --library nccl",
-    ),
-    "compare": (
-        lambda: commtax.compare(*HOST, ["batch=1:8", "link=nvlink4,pcie5"], tp=2),
-        "compare llama-3.1-8b -c 8xh100-sxm -tp 2 --over batch=1:8 --over link=nvlink4,pcie5",
-    ),
-    "compare_plans": (
-        lambda: commtax.compare_plans(*HOST, ["tp8", "tp4r2"], batches=[1, 64]),
-        "compare llama-3.1-8b -c 8xh100-sxm --plans tp8,tp4r2 --batches 1,64",
-    ),
-    "plan": (lambda: commtax.plan(*SMALL, tpot_s="15ms"), "plan llama-3.2-1b -c 2xh100-sxm --tpot 15ms"),
-    "no plan": (lambda: commtax.plan(*SMALL, tpot_s="1us"), "plan llama-3.2-1b -c 2xh100-sxm --tpot 1us"),
-    "read aloud": (lambda: commtax.plan("llama-3.2-1b", "dgx-spark"), "plan llama-3.2-1b -c dgx-spark"),
-    "plan_training": (
-        lambda: commtax.plan_training(*SMALL, global_batch=16, seq=2048),
-        "plan llama-3.2-1b -c 2xh100-sxm --phase train --global-batch 16 --seq 2048",
-    ),
-    "plan_fleet": (
-        lambda: commtax.plan_fleet("llama-3.2-1b", "1xh100-sxm", request_rate=5, num_prompts=100, output_len=16),
-        "plan llama-3.2-1b -c 1xh100-sxm --request-rate 5 --num-prompts 100 --output-len 16",
-    ),
-    "plan_several": (
-        lambda: commtax.plan_several("llama-3.2-1b", ["1xh100-sxm", "1xl40s"]),
-        "plan llama-3.2-1b -c 1xh100-sxm -c 1xl40s",
-    ),
-    "worth": (lambda: commtax.worth(*HOST, tp=8), "worth llama-3.1-8b -c 8xh100-sxm -tp 8"),
-    "pipeline": (lambda: commtax.pipeline(4, 8, schedule="zb-h1"), "pipeline -p 4 -m 8 --schedule zb-h1 --chunks 1"),
-    "audit": (lambda: commtax.audit_run(LOG, model=str(TINY), cluster="2xcpu", tp=2), f"audit {LOG} -m {TINY} -c 2xcpu -tp 2"),
-    "traces": (lambda: commtax.audit_run(*TRACES), f"audit {TRACES[0]} {TRACES[1]}"),
+    "bill": lambda: commtax.bill(*HOST, tp=8),
+    "prefill": lambda: commtax.bill(*HOST, tp=2, phase="prefill"),
+    "train_bill": lambda: commtax.train_bill(*HOST, dp=8, batch=8, engine="fsdp"),
+    "traffic": lambda: commtax.traffic(*HOST, tp=8),
+    "why": lambda: commtax.why(commtax.bill(*HOST, tp=8), "1"),
+    "fit": lambda: commtax.fit(*HOST),
+    "no fit": lambda: commtax.fit("llama-3.1-405b", "8xh100-sxm"),
+    "train_fit": lambda: commtax.train_fit(*HOST, dp=8),
+    "simulate": lambda: commtax.simulate(*HOST, concurrency=32),
+    "clients": lambda: commtax.simulate(*HOST, concurrency=np.array([1, 8, 64])),
+    "serve": lambda: commtax.serve(*SMALL, request_rate=4, num_prompts=50, output_len=16),
+    "expect": lambda: commtax.expect("all-reduce", "8xh100-sxm", nbytes=2**30, library="nccl"),
+    "compare": lambda: commtax.compare(*HOST, ["batch=1:8", "link=nvlink4,pcie5"], tp=2),
+    "compare_plans": lambda: commtax.compare_plans(*HOST, ["tp8", "tp4r2"], batches=[1, 64]),
+    "plan": lambda: commtax.plan(*SMALL, tpot_s="15ms"),
+    "no plan": lambda: commtax.plan(*SMALL, tpot_s="1us"),
+    "read aloud": lambda: commtax.plan("llama-3.2-1b", "dgx-spark"),
+    "plan_training": lambda: commtax.plan_training(*SMALL, global_batch=16, seq=2048),
+    "plan_fleet": lambda: commtax.plan_fleet("llama-3.2-1b", "1xh100-sxm", request_rate=5, num_prompts=100, output_len=16),
+    "plan_several": lambda: commtax.plan_several("llama-3.2-1b", ["1xh100-sxm", "1xl40s"]),
+    "worth": lambda: commtax.worth(*HOST, tp=8),
+    "pipeline": lambda: commtax.pipeline(4, 8, schedule="zb-h1"),
+    "audit": lambda: commtax.audit_run(LOG, model=str(TINY), cluster="2xcpu", tp=2),
+    "traces": lambda: commtax.audit_run(*TRACES),
 }
-
-"""A function and the command that asks the same."""
-
+COMMANDS = DATA["commands"] | {"audit": f"audit {LOG} -m {TINY} -c 2xcpu -tp 2", "traces": f"audit {TRACES[0]} {TRACES[1]}"}
+"""What asks the same as the functions."""
 ARRAYS = {
     "bills": lambda: commtax.bill(*HOST, tp=np.array([1, 2, 4, 8]), batch=[1, 8, 64, 256]),
     "sent": lambda: commtax.traffic(*HOST, tp=np.array([1, 2, 4, 8])),
     "loops": lambda: commtax.simulate(*HOST, tp=np.array([1, 2]), concurrency=8),
     "sizes": lambda: commtax.expect("all-reduce", "8xh100-sxm", nbytes=2.0 ** np.arange(10, 31, 4)),
 }
+MAPPED = table("report/documents.toml")
+WIDTHS = st.integers(60, 160)
+FIGURES = st.builds(
+    "{} {}".format, st.decimals(0, 9999, places=1).map(lambda x: f"{x:,}"), st.sampled_from(["ms", "µs", "GiB", "%", "tokens/s"])
+)
+PLANS = st.builds(
+    "{} GPUs = {} x TP {} for prompts + {} replicas x DP 2 x TP {} for decoding".format,
+    *[st.sampled_from([1, 2, 4, 8, 16, 512])] * 5,
+)
+WORDS = st.text("abcde 0123456789µ–", max_size=160).map(lambda text: " ".join(text.split()))
+TABLES = table("report/figures.toml")["tables"]
+SCRIPT = (SOURCE / "web" / "page" / "sortable.js").read_text()
+PAGE = Path(web.__file__).parent / "page"
+SHOWN = {name: shlex.split(line) for name, line in DATA["shown"].items()} | {"audit": ["audit", str(LOG)]}
+COLUMNS = (40, 60, 80, 100, 140)
+READABLE = {"0", "1", "2", "22", "31", "32", "34", "35", "36"}
+"""Bold, dim, red, green, blue, magenta and cyan: no yellow, no white, nothing bright, no grounds."""
+UNIT = re.compile(r"\s*(ms|µs|s|KiB|MiB|GiB|GB/s|GPUs?|tokens/s|%)(?![\w/])")
 
 
 @cache
 def answer(name):
-    return ARRAYS[name]() if name in ARRAYS else ASKED[name][0]()
+    return ARRAYS[name]() if name in ARRAYS else ASKED[name]()
 
 
 @each("name", ASKED)
 def test_a_dictionary_is_the_commands_document(name):
-    done = run_here(*ASKED[name][1].split(), "--json")
+    done = run_here(*COMMANDS[name].split(), "--json")
     assert answer(name).to_dict() == json.loads(done.stdout), done.stderr
 
 
@@ -139,8 +129,6 @@ def test_a_screen_holds_it(name):
 
 
 class Page(HTMLParser):
-    """Whether tags are closed, and what they would fetch or run."""
-
     def __init__(self, text):
         super().__init__()
         self.open, self.kinds, self.asked = [], set(), []
@@ -201,8 +189,7 @@ def test_plans_have_words_instead_of_codes():
 def test_frames_have_the_rows(library):
     pytest.importorskip(library)
     frame, rows = answer("plan").to_frame(library), to_rows(answer("plan"))
-    assert list(frame.columns) == list(rows[0])
-    assert len(frame) == len(rows)
+    assert (list(frame.columns), len(frame)) == (list(rows[0]), len(rows))
 
 
 def test_a_frame_needs_a_library(monkeypatch):
@@ -226,12 +213,7 @@ def test_a_figure_is_drawn(name):
     assert all(panel.has_data() for panel in figure.axes)
 
 
-def test_nothing_is_drawn_of_nothing():
-    with pytest.raises(Refusal, match="nothing to draw"):
-        commtax.audit_run(LOG).plot()
-
-
-def test_a_figure_is_for_any_ground_or_a_file(tmp_path):
+def test_a_figure_is_for_any_ground_or_a_file_and_nothing_is_drawn_of_nothing(tmp_path):
     shown = answer("worth").plot()._repr_svg_()
     assert shown.count("#7a7a7a")
     assert "#000000" not in shown.split("<defs>", 1)[-1].split("</defs>")[-1]
@@ -239,6 +221,8 @@ def test_a_figure_is_for_any_ground_or_a_file(tmp_path):
     assert "<svg" in (tmp_path / "worth.svg").read_text()
     with pytest.raises(Refusal, match="must end in one of"):
         answer("worth").plot(tmp_path / "worth.txt")
+    with pytest.raises(Refusal, match="nothing to draw"):
+        commtax.audit_run(LOG).plot()
 
 
 def test_every_answer_of_the_public_functions_is_told():
@@ -253,16 +237,10 @@ def test_help_has_an_example(name):
     assert ">>> " in inspect.getdoc(getattr(commtax, name))
 
 
-MAPPED = table("report/documents.toml")
-
-PACKAGES = ("verbs", "runs")
-
-
 def records():
-    """All data classes that answers are made of, by name."""
     found = {}
     for info in pkgutil.walk_packages(commtax.__path__, "commtax."):
-        if info.name.split(".")[1] in PACKAGES:
+        if info.name.split(".")[1] in ("verbs", "runs"):
             found |= {name: kind for name, kind in vars(import_module(info.name)).items() if is_dataclass(kind)}
     return found
 
@@ -302,23 +280,8 @@ def test_what_is_no_number_is_null():
     }
 
 
-WIDTHS = st.integers(60, 160)
-
-FIGURES = st.builds(
-    "{} {}".format, st.decimals(0, 9999, places=1).map(lambda x: f"{x:,}"), st.sampled_from(["ms", "µs", "GiB", "%", "tokens/s"])
-)
-
-PLANS = st.builds(
-    "{} GPUs = {} x TP {} for prompts + {} replicas x DP 2 x TP {} for decoding".format,
-    *[st.sampled_from([1, 2, 4, 8, 16, 512])] * 5,
-)
-
-WORDS = st.text("abcde 0123456789µ–", max_size=160).map(lambda text: " ".join(text.split()))
-
-
 @st.composite
 def drawn_tables(draw):
-    """A name and a plan, some figures, perhaps a reason."""
     rows, figures = draw(st.integers(1, 3)), draw(st.integers(0, 12))
     columns = ["", "plan", *(f">figure {i}" for i in range(figures)), *(["why"] if draw(st.booleans()) else [])]
     kinds = {">": FIGURES, "p": PLANS, "w": WORDS}
@@ -347,7 +310,6 @@ def test_a_table_keeps_to_the_width_and_says_what_it_leaves_out(table, width):
 
 @given(drawn_tables(), WIDTHS)
 def test_the_plan_s_name_is_always_whole(table, width):
-    """It may fold; read down its column, or on in a record, it is there to the last word."""
     lines = [str(line) for line in table.lines(width)]
     choice = chosen(table, width)
     for _, plan, *_ in table.rows:
@@ -383,14 +345,11 @@ def test_a_number_keeps_its_unit(parts, width):
     assert not any(re.search(r"\b(TP|DP)$|<=$", line) for line in lines)
 
 
-def test_wide_signs_take_two_columns_and_controls_are_written_out():
+def test_wide_signs_take_two_columns_and_long_words_are_broken():
     table = DrawnTable(["model", ">size"], [["通义千问-7B", "1 GiB"], ["a\x1b[31mb", "2 GiB"]])
     first, second, third = map(str, table.lines(80))
     assert len({width_of(line) for line in (first, second, third)}) == 1
     assert "\\x1b[31m" in third
-
-
-def test_a_word_that_no_line_holds_is_broken_and_not_lost():
     url = "https://example.org/" + "/".join(["part"] * 30)
     lines = [str(line) for line in DrawnTable(["source", "why"], [[url, "a reason of several words"]]).lines(60)]
     assert max(map(len, lines)) <= 60
@@ -398,16 +357,10 @@ def test_a_word_that_no_line_holds_is_broken_and_not_lost():
     assert sum(line.count("part") for line in lines) >= 24  # few are broken themselves
 
 
-TABLES = table("report/figures.toml")["tables"]
-
-SCRIPT = (SOURCE / "web" / "page" / "sortable.js").read_text()
-
-
 @pytest.mark.parametrize("name", TABLES)
 def test_tables_list_figures(name):
     shown = figure_table(name)
-    keys = {key.removesuffix(RANGE) for key in (*shown.columns, *shown.page)} | shown.but.keys()
-    assert keys <= figures().keys()
+    assert {key.removesuffix(RANGE) for key in (*shown.columns, *shown.page)} | shown.but.keys() <= figures().keys()
     assert {*shown.spare} <= {*shown.columns}
     assert {*shown.ranges, *shown.minor} <= {*shown.page}
     assert name == "step" or {*shown.large} <= {*shown.page}
@@ -437,17 +390,13 @@ def test_every_figure_is_used_and_has_a_unit_that_the_page_writes():
         assert one.help.endswith(".")
 
 
-PAGE = Path(web.__file__).parent / "page"
-
-
 def test_page_and_plots_have_the_same_colours_and_as_many_marks():
     css, script = (PAGE / "page.css").read_text(), (PAGE / "front.js").read_text()
     on_page = {name: [light, dark] for name, light, dark in re.findall(r"--([a-z-]+): light-dark\((#\w{6}), (#\w{6})\);", css)}
     assert {name: on_page[name] for name in LOOKS["colours"]} == LOOKS["colours"]
     series = [name for _, name in sorted(re.findall(r"\.series-(\d) \{ --series: var\(--([a-z-]+)\); \}", css))]
     assert series == LOOKS["series"]
-    marks = re.search(r"const MARKS = \[(.*)\];", script)[1].count('"M')
-    assert marks == len(MARKERS) == len(COLOURS)
+    assert re.search(r"const MARKS = \[(.*)\];", script)[1].count('"M') == len(MARKERS) == len(COLOURS)
 
 
 def test_a_front_is_drawn_with_its_recommendation_limits_and_kinds():
@@ -464,8 +413,7 @@ def test_a_front_is_drawn_with_its_recommendation_limits_and_kinds():
 
 
 def test_collectives_have_a_colour_of_their_own_in_a_bill():
-    bill = commtax.bill("llama-3.1-8b", "2xh100-sxm", tp=2, batch=8)
-    axes = bill.plot().axes[0]
+    axes = commtax.bill("llama-3.1-8b", "2xh100-sxm", tp=2, batch=8).plot().axes[0]
     labels = [label.get_text() for label in axes.get_yticklabels()]
     fills = {label: bar.get_facecolor() for label, bar in zip(labels, axes.patches, strict=True)}
     hot, cool = fills["tp attention output all-reduce"], fills["decode attention"]
@@ -473,44 +421,8 @@ def test_collectives_have_a_colour_of_their_own_in_a_bill():
     assert {fill for label, fill in fills.items() if label.startswith("tp ")} == {hot}
 
 
-DATA = tables(__file__)
-
-PLAN = ("plan", "llama-3.1-8b", "-c", "4xh100-sxm", "--ttft", "500ms", "--tpot", "30ms", "--top", "4")
-
-TRAIN = ("bill", "llama-3.1-8b", "-c", "8xh100-sxm", "--phase", "train", "-dp", "8")
-
-SHOWN = {
-    "bill": ("bill", "llama-3.1-8b", "-c", "8xh100-sxm", "-tp", "8"),
-    "train": (*TRAIN, "--engine", "fsdp", "--measured-mfu", "30%"),
-    "why": ("bill", "llama-3.1-8b", "-c", "8xh100-sxm", "-tp", "8", "--why", "attention output"),
-    "exact": ("bill", "llama-3.1-8b", "-c", "8xh100-sxm", "-tp", "8", "--exact"),
-    "plan": PLAN,
-    "no plan": ("plan", "llama-3.1-70b", "-c", "2xh100-sxm", "--ttft", "10ms", "--tpot", "3ms"),
-    "clusters": ("plan", "llama-3.1-8b", "-c", "2xl40s", "-c", "2xh100-sxm"),
-    "compare": ("compare", "llama-3.1-8b", "-c", "8xh100-sxm", "--plans", "tp2,tp8", "--batches", "1,64"),
-    "over": ("compare", "llama-3.1-8b", "-c", "8xh100-sxm", "-tp", "2", "--over", "batch=1:8"),
-    "simulate": ("simulate", "llama-3.1-8b", "-c", "8xh100-sxm", "-tp", "2", "--concurrency", "64"),
-    "fit": ("fit", "llama-3.1-405b", "-c", "8xh100-sxm"),
-    "expect": ("expect", "all-reduce", "-c", "2x8xh100-sxm", "--size", "1G", "--measured", "450GB/s"),
-    "pipeline": ("pipeline", "-p", "4", "-m", "16", "--schedule", "zb-h1"),
-    "audit": ("audit", str(FIXTURES / "vllm-cpu-tp2.log")),
-    "catalog": ("catalog", "chips", "h100-sxm"),
-}
-
-FIRST = DATA["first"]
-
-COLUMNS = (40, 60, 80, 100, 140)
-
-READABLE = {"0", "1", "2", "22", "31", "32", "34", "35", "36"}
-
-"""Bold, dim, red, green, blue, magenta and cyan: no yellow, no white, nothing bright, no grounds."""
-
-UNIT = re.compile(r"\s*(ms|µs|s|KiB|MiB|GiB|GB/s|GPUs?|tokens/s|%)(?![\w/])")
-
-
 @cache
 def printed():
-    """All questions at all widths, by one process."""
     told = on_a_terminal(list(SHOWN.values()), COLUMNS)
     return dict(zip([(width, name) for name in SHOWN for width in COLUMNS], told, strict=True))
 
@@ -537,14 +449,13 @@ def test_nothing_is_wider_than_the_terminal_or_cut(width):
 
 @pytest.mark.parametrize("width", COLUMNS)
 def test_the_answer_comes_first(width):
-    for name, first in FIRST.items():
+    for name, first in DATA["first"].items():
         assert re.match(first, " ".join(" ".join(lines(width, name)[:6]).split())), name
 
 
 @pytest.mark.parametrize("width", COLUMNS)
 def test_every_plan_has_its_whole_name(width):
-    """In its column, which may fold, or in a record."""
-    names = [row["verdict"].split(" = ")[1] for row in json.loads(told(*PLAN, "--json"))["plans"]]
+    names = [row["verdict"].split(" = ")[1] for row in json.loads(told(*SHOWN["plan"], "--json"))["plans"]]
     shown = lines(width, "plan")
     head = next((line for line in shown if re.match(r" +plan  ", line)), "")
     at, end = head.find("plan"), re.search(r"plan +(?=\S)", head)
@@ -585,17 +496,13 @@ def test_a_pipe_is_as_wide_as_is_said_and_else_keeps_sentences_whole(monkeypatch
     assert max(map(width_of, run_here(*SHOWN["exact"]).stdout.splitlines())) in range(30, 41)
 
 
-def test_without_its_signs_an_answer_is_ascii_that_reads_alike():
+def test_signs_and_details_change_no_answer():
     """Bars, marks, arrows and units; no question mark takes their place."""
     for name in ("bill", "plan", "simulate"):
         shown = told(*SHOWN[name]).encode("ascii", READABLE_SIGNS).decode("ascii")
         assert "?" not in shown, name
         assert len(shown.splitlines()) == len(told(*SHOWN[name]).splitlines())
     assert "\u2588\u2591 4 \u00b5s \u2192 \u00e9 \u4e2d".encode("ascii", READABLE_SIGNS) == b"#: 4 us -> e ?"
-
-
-def test_details_add_and_change_nothing():
-    """What is held back is counted, and comes with one option."""
     for name in ("bill", "simulate", "why"):
         *short, held = told(*SHOWN[name]).splitlines()
         whole = run_here(*SHOWN[name], "--details").stdout.splitlines()

@@ -21,10 +21,21 @@ from commtax.runs.results.expected_figures import BenchmarkLoad, Figure, load_of
 from commtax.verbs.settling import resolve_question
 from each import each
 from paths import FIXTURES, SHARED
+from tables import tables
 
+DATA = tables(__file__)
 PLACE = "8xh100-sxm"
 REAL = {real["name"]: real for real in json.loads((FIXTURES / "audit/benches.json").read_text())}
 OPEN_LOOP = SHARED / "open_loop/open_loop_runs.csv"
+LOADS = (
+    BenchmarkLoad(512, 128, batch=4),
+    BenchmarkLoad(512, 128, clients=1, count=20, spread=0.0),
+    BenchmarkLoad(1024, 128, clients=32, count=320, spread=0.0),
+    BenchmarkLoad(512, 64, clients=200, count=200, spread=0.0),
+    BenchmarkLoad(512, 128, rate=8.0, count=200, spread=0.5),
+    BenchmarkLoad(512, 128, clients=16, rate=30.0, count=200, spread=0.0),
+)
+ASKED = ("-m", "llama-3.1-8b", "-c", PLACE, "-tp", 1)
 
 
 @cache
@@ -39,7 +50,6 @@ def predicted(load, claim):
 
 
 def measured(load, claim, **times):
-    """The result of a run that is as predicted, with some figures so many times as large."""
     found = predicted(load, claim)
     stats = {}
     for (metric, statistic), figure in found.figures.items():
@@ -62,16 +72,6 @@ def measured(load, claim, **times):
 
 def verdicts(section):
     return {f.code: f.verdict for f in section.findings if f.predicted is not None}
-
-
-LOADS = (
-    BenchmarkLoad(512, 128, batch=4),
-    BenchmarkLoad(512, 128, clients=1, count=20, spread=0.0),
-    BenchmarkLoad(1024, 128, clients=32, count=320, spread=0.0),
-    BenchmarkLoad(512, 64, clients=200, count=200, spread=0.0),
-    BenchmarkLoad(512, 128, rate=8.0, count=200, spread=0.5),
-    BenchmarkLoad(512, 128, clients=16, rate=30.0, count=200, spread=0.0),
-)
 
 
 @pytest.mark.parametrize("load", LOADS, ids=str)
@@ -103,8 +103,7 @@ def test_a_mean_and_what_lies_around_it_are_of_one_prediction():
 def test_slow_tokens_are_the_decode_steps(load, times):
     claim = claimed()
     section = audit_bench([measured(load, claim, tpot=times)], claim, "x")
-    assert verdicts(section)["tpot_mean"] == "disagree"
-    assert verdicts(section)["ttft_mean"] == "agree"
+    assert (verdicts(section)["tpot_mean"], verdicts(section)["ttft_mean"]) == ("disagree", "agree")
     (cause,) = section.causes
     assert cause.code in ("decode", "host")
     step = predicted(load, claim).of("tpot", "median").value
@@ -116,21 +115,16 @@ def test_slow_tokens_are_the_decode_steps(load, times):
 def test_slow_first_tokens_are_the_prompt_or_the_queue(load, code):
     claim = claimed()
     section = audit_bench([measured(load, claim, ttft=4.0)], claim, "x")
-    assert verdicts(section)["ttft_mean"] == "disagree"
-    assert [cause.code for cause in section.causes] == [code]
+    assert (verdicts(section)["ttft_mean"], [cause.code for cause in section.causes]) == ("disagree", [code])
 
 
-def test_a_server_that_says_its_queue_is_believed():
+def test_a_server_that_says_its_queue_or_terms_is_believed():
     claim, load = claimed(), LOADS[2]
     slow = measured(load, claim, ttft=5.0)
     first = slow.stats["ttft"]["mean"]
     for queue, code in ((0.9 * first, "queue"), (0.0, "prefill")):
         told = replace(slow, tool="prometheus", stats={**slow.stats, "queue": {"mean": queue}})
         assert audit_bench([told], claim, "x").causes[0].code == code
-
-
-def test_terms_that_only_a_server_tells_are_compared():
-    claim, load = claimed(), LOADS[2]
     terms = predicted(load, claim).terms
     assert sum(terms.values()) == pytest.approx(predicted(load, claim).of("e2el").value), "E2E = queue + prefill + decode"
     sound = measured(load, claim)
@@ -173,7 +167,7 @@ def test_ranges_hold_their_value_and_grow_together(value, sigma):
     assert figure.plus(figure, 2).value == pytest.approx(3 * value)
 
 
-def test_what_the_file_lacks_is_asked_for():
+def test_what_cannot_be_compared_is_said():
     lone = BenchmarkRun("vllm", "serve", stats={"tpot": {"mean": 0.008}})
     (finding,) = [f for f in audit_bench([lone], claimed(), "x").findings if f.code == "tpot_mean"]
     assert finding.verdict == "unknown"
@@ -181,41 +175,22 @@ def test_what_the_file_lacks_is_asked_for():
     said = claimed(batch=8, context=512, output_len=128)
     assert load_of(lone, said) == BenchmarkLoad(512, 128, clients=8, count=80)
     assert verdicts(audit_bench([lone], said, "x"))["tpot_mean"] == "agree"
-
-
-def test_what_does_not_fit_is_said_and_not_compared():
     huge = replace(measured(LOADS[1], claimed()), lengths=(120_000, 128))
-    section = audit_bench([huge], claimed("llama-3.1-70b"), "x")
-    (finding,) = [f for f in section.findings if f.code == "ttft_mean"]
+    (finding,) = [f for f in audit_bench([huge], claimed("llama-3.1-70b"), "x").findings if f.code == "ttft_mean"]
     assert (finding.verdict, finding.predicted) == ("unknown", None)
     assert "hold" in finding.reason
+    spoken = replace(measured(LOADS[2], claimed(), tpot=0.4), accepted=2.5)
+    found = {f.code: f for f in audit_bench([spoken], claimed(), "x").findings}
+    assert found["tpot_mean"].verdict == "unknown"
+    assert "speculative" in found["tpot_mean"].reason
 
 
-@each(
-    "odd",
-    [
-        {"concurrency": 1e18, "lengths": (10, 2)},
-        {"request_rate": 1e-9, "requests": 5, "lengths": (100, 10)},
-        {"concurrency": 0.3, "lengths": (0.2, 0.1)},
-        {"request_rate": math.inf, "requests": 10**9, "lengths": (100, 10)},
-        {"request_rate": 1e9, "requests": 10**9, "lengths": (10, 2)},
-        {"request_rate": 5.0, "burstiness": -1.0, "lengths": (100, 10)},
-        {"concurrency": 4, "lengths": (100, 1)},
-        {"concurrency": 4, "lengths": (1e12, 1e12)},
-    ],
-)
+@each("odd", DATA["odd_loads_are_answered_or_said_to_be_none"])
 def test_odd_loads_are_answered_or_said_to_be_none(odd):
     result = BenchmarkRun("vllm", "serve", stats={"ttft": {"mean": 0.1}, "tpot": {"mean": 0.01}}, **odd)
     for finding in audit_bench([result], claimed(), "x").findings:
         assert finding.predicted is None or math.isfinite(finding.predicted)
         assert finding.verdict in ("agree", "disagree") or finding.reason
-
-
-def test_several_tokens_a_step_hide_the_step():
-    spoken = replace(measured(LOADS[2], claimed(), tpot=0.4), accepted=2.5)
-    found = {f.code: f for f in audit_bench([spoken], claimed(), "x").findings}
-    assert found["tpot_mean"].verdict == "unknown"
-    assert "speculative" in found["tpot_mean"].reason
 
 
 def test_more_tokens_than_the_chips_can_multiply():
@@ -231,8 +206,7 @@ def test_without_a_claim_it_is_told_what_happened():
     section = audit_bench(bench.read(REAL["sglang-serve-two-rates"]["text"]), None, "x")
     assert {f.verdict for f in section.findings if f.predicted is None} == {"unknown"}
     assert {"run 1: TTFT (mean)", "run 2: ITL (p99)", "run 2: output tokens/s"} <= {f.item for f in section.findings}
-    assert section.facts["request rate"] == "16, 8"
-    assert section.facts["tool"] == "sglang"
+    assert (section.facts["request rate"], section.facts["tool"]) == ("16, 8", "sglang")
     (queued,) = audit_bench(bench.read(REAL["sglang-metrics"]["text"]), None, "x").causes
     assert (queued.code, round(queued.share, 2)) == ("queue", 0.77), "213.7 of 277.5 s until the first token"
 
@@ -240,22 +214,17 @@ def test_without_a_claim_it_is_told_what_happened():
 def audited(name):
     """A real result against the machine that its source names."""
     said = dict(REAL[name]["claim"])
-    options = {"tp": said.pop("tp")}
-    asked = resolve_question(said.pop("model"), said.pop("cluster"), options)
+    asked = resolve_question(said.pop("model"), said.pop("cluster"), {"tp": said.pop("tp")})
     return audit_bench(bench.read(REAL[name]["text"]), Claim(asked, **said), name)
 
 
-def test_a_published_run_on_eight_mi300x():
+def test_real_runs_of_old_versions_and_assumed_kernels():
     """DeepSeek-R1 at TP 8 with 128 clients: kernels are assumed there, a third too fast, and the range says so."""
     found = {f.code: f for f in audited("vllm-serve-mi300x").findings}
     assert {found[code].verdict for code in ("ttft_mean", "tpot_mean", "output_tokens_per_s")} == {"unknown"}
     for code in ("tpot_mean", "tpot_median", "e2el_mean"):
         assert 0 < found[code].difference < 0.6, code
     assert "80% range" in found["tpot_mean"].reason
-
-
-def test_a_run_of_an_old_version_is_slower_than_predicted():
-    """vLLM of February 2025 on 8 H200, the day its MLA kernels came: 0.69 requests/s of what would now be 2.2."""
     section = audited("vllm-serve-in-a-terminal-pane")
     found = {f.item: f for f in section.findings}
     assert found["run 2: requests/s"].verdict == "disagree"
@@ -282,16 +251,12 @@ def test_published_runs_at_a_rate_agree():
 
 
 def document(load, claim, **times):
-    """As ``vllm bench serve`` writes it."""
     result = measured(load, claim, **times)
     plain = {f"{s}_{m}_ms": v * 1e3 for m, stats in result.stats.items() for s, v in stats.items() if m != "e2el"}
     rates = {"request_throughput": result.requests_per_s, "output_throughput": result.output_tokens_per_s}
     totals = {"total_input_tokens": load.prompt * load.count, "total_output_tokens": load.answer * load.count}
     said = {"completed": load.count, "max_concurrency": load.clients, "request_rate": "inf"}
     return {"duration": load.count * load.answer / rates["output_throughput"], **said, **totals, **rates, **plain}
-
-
-ASKED = ("-m", "llama-3.1-8b", "-c", PLACE, "-tp", 1)
 
 
 @pytest.mark.parametrize(
@@ -320,11 +285,8 @@ def test_the_offered_command_calibrates(tmp_path, monkeypatch, printed):
     found = document(LOADS[2], claimed(), tpot=1.3)
     text = json.dumps(found)
     if printed:
-        names = {
-            "completed": "Successful requests",
-            "total_input_tokens": "Total input tokens",
-            "duration": "Benchmark duration (s)",
-        }
+        names = {"completed": "Successful requests", "total_input_tokens": "Total input tokens"}
+        names |= {"duration": "Benchmark duration (s)"}
         names |= {"total_output_tokens": "Total generated tokens", "max_concurrency": "Maximum request concurrency"}
         times = {f"mean_{m}_ms": f"Mean {m.upper()} (ms)" for m in ("ttft", "tpot")}
         rows = "\n".join(f"{title}:      {found[key]}" for key, title in (names | times).items())
@@ -332,8 +294,7 @@ def test_the_offered_command_calibrates(tmp_path, monkeypatch, printed):
     Path("serve it").write_text(text)
     section = audit_bench(bench.read(text), claimed(), "serve it")
     (offer,) = [note for note in section.notes if note.code == "calibrate"]
-    words = shlex.split(offer[offer.index("commtax calibrate") :])
-    assert run_here(*words[1:]).returncode == 0
+    assert run_here(*shlex.split(offer[offer.index("commtax calibrate") :])[1:]).returncode == 0
     done = run_here("audit", "serve it", *ASKED, "--profile", "my-box.toml", "--json")
     times = {f["item"]: f["difference"] for s in json.loads(done.stdout)["sections"] for f in s["findings"]}
     assert times["TPOT (mean)"] == pytest.approx(0, abs=0.02)

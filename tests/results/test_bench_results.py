@@ -28,31 +28,40 @@ from tables import tables
 
 DATA = tables(__file__)
 
-REAL = json.loads((FIXTURES / "audit" / "benches.json").read_text())
 
-SERVE = {
-    "date": "20250101-000000",
-    "backend": "vllm",
-    "model_id": "m",
-    "num_prompts": 200,
-    "request_rate": 4.0,
-    "max_concurrency": None,
-    "duration": 50.0,
-    "completed": 200,
-    "failed": 1,
-    "total_input_tokens": 102_400,
-    "total_output_tokens": 25_600,
-    "request_throughput": 4.0,
-    "output_throughput": 512.0,
-    "total_token_throughput": 2560.0,
-    "mean_ttft_ms": 40.0,
-    "median_ttft_ms": 38.0,
-    "p99_ttft_ms": 90.0,
-    "mean_tpot_ms": 7.2,
-    "median_tpot_ms": 7.0,
-    "mean_itl_ms": 7.3,
-    "mean_e2el_ms": 950.0,
+REAL = json.loads((FIXTURES / "audit" / "benches.json").read_text())
+SERVE = {"max_concurrency": None, **DATA["serve"]}
+DAMAGE = ("", "\n", "{", "}", '"', ":", ",", "9" * 30, "-", "nan", "inf", "│", "=" * 50, "\0", "[" * 50)
+PLAIN = some.none() | some.integers() | some.text(max_size=4)
+UNITS = ("Mean TTFT (ms): 1\n", 'vllm:a{b="c"} 1\n', "│ a │ 1 │\n", "MLPerf Results Summary\na : 1\n", "Throughput: 1 ", "1" * 9)
+BELOW = DATA["below"]
+MARKDOWN = DATA["markdown"]
+ACROSS = DATA["across"]
+BOX = DATA["box"]
+SPANNED = DATA["spanned"]
+TABLE = "============ Serving Benchmark Result ============\nSuccessful requests: 9\nMean TTFT (ms): 5.0\n" + "=" * 50 + "\n"
+LENGTHS = "| ISL | OSL | N | TTFT Avg (ms) | TPOT Avg (ms) | E2EL Avg (ms) |\n"
+LENGTHS += "|---|---|---|---|---|---|\n| 128 | 128 | 8 | 700 | 30 | {} |\n"
+HEAD = "# nThread 1 nGpus {} minBytes 8 maxBytes 134217728 step: 2(factor) warmup iters: 5 iters: 20\n"
+TITLES = "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong\n"
+ROW = "{:>12} {:>12}     float     sum      -1  {:>7}   20.00   30.00      0  {:>7}   20.00   30.00      0\n"
+END = "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 30\n"
+NCCL = DATA["nccl"] | {
+    "results": [
+        {"size": 8388608 << i, "count": 1048576 << i, "type": "float", "redop": "none", "root": "    -1"}
+        | {"out_of_place": {"time": 60.5 * (i + 1), "alg_bw": 138.6, "bus_bw": 69.3, "nwrong": 0}}
+        | {"in_place": {"time": 60.1, "alg_bw": 139.5, "bus_bw": 69.7, "nwrong": None}}
+        for i in (0, 1)
+    ],
 }
+RCCL = [
+    {"name": "AllReduce", "gpus": 4, "size": size, "inPlace": way, "time": us, "algBw": 50.0, "busBw": 75.0, "#wrong": "0"}
+    for size, us in ((1024, 19.2), (1 << 30, 21400.0))
+    for way in (0, 1)
+]
+SLOW = (ROOT / "examples" / "all-reduce-8xh100.txt").read_text()
+PAGES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["page"]
+times = some.lists(some.floats(0.0005, 60), max_size=20)
 
 
 def one(content):
@@ -60,15 +69,11 @@ def one(content):
     return found
 
 
-def test_latency_of_a_real_run():
+def test_results_of_real_runs():
     (found,) = bench.parse((FIXTURES / "vllm-cpu-tp2.latency.json").read_text())
     assert (found.tool, found.kind, len(found.latencies_s)) == ("vllm", "latency", 5)
     assert found.seconds("e2el") == pytest.approx(0.35132, rel=1e-4)
     assert found.seconds("e2el", "p99") == pytest.approx(0.41926, rel=1e-4)
-
-
-def test_serving_and_throughput_of_real_runs():
-    """vLLM 0.32 also writes the latencies of single requests into a serving result."""
     (found,) = bench.parse((FIXTURES / "vllm-cpu-tp1.serve.json").read_text())
     assert (found.kind, found.concurrency, found.tp, found.requests, found.request_rate) == ("serve", 1, 1, 8, math.inf)
     assert (found.input_len, found.output_len) == (128, 32)
@@ -78,57 +83,31 @@ def test_serving_and_throughput_of_real_runs():
     assert found.total_tokens_per_s * found.duration_s == pytest.approx(1280)
 
 
-def test_throughput_counts_all_tokens():
-    found = one(
-        {
-            "elapsed_time": 10.0,
-            "num_requests": 100,
-            "total_num_tokens": 64000,
-            "requests_per_second": 10.0,
-            "tokens_per_second": 6400.0,
-        }
-    )
-    assert (found.kind, found.total_tokens_per_s, found.output_tokens_per_s) == ("throughput", 6400.0, None)
-
-
-def test_serve():
+def test_serve_throughput_and_sglang_lines():
     found = one(SERVE)
     assert (found.tool, found.kind, found.failed, found.request_rate, found.concurrency) == ("vllm", "serve", 1, 4.0, None)
-    assert found.seconds("ttft") == pytest.approx(0.038)
-    assert found.seconds("ttft", "p99") == pytest.approx(0.09)
+    assert (found.seconds("ttft"), found.seconds("ttft", "p99")) == (pytest.approx(0.038), pytest.approx(0.09))
     assert found.seconds("itl") == pytest.approx(0.0073), "the mean where there is no median"
     assert (found.input_len, found.output_len) == (512, 128)
-
-
-def test_rate_without_limit_and_details_in_seconds():
+    totals = {"elapsed_time": 10.0, "num_requests": 100, "total_num_tokens": 64000}
+    found = one({**totals, "requests_per_second": 10.0, "tokens_per_second": 6400.0})
+    assert (found.kind, found.total_tokens_per_s, found.output_tokens_per_s) == ("throughput", 6400.0, None)
     plain = {k: v for k, v in SERVE.items() if not k.endswith("_ms")}
     found = one({**plain, "request_rate": "inf", "ttfts": [0.1, 0.3], "itls": [[0.01, 0.02], [0.03]]})
-    assert found.request_rate == math.inf
-    assert found.seconds("ttft") == pytest.approx(0.2)
+    assert (found.request_rate, found.seconds("ttft")) == (math.inf, pytest.approx(0.2))
     assert found.seconds("itl") == pytest.approx(0.02)
-
-
-def test_sglang_lines():
     row = {**SERVE, "backend": "sglang", "mean_e2e_latency_ms": 800.0, "max_concurrency": 8, "accept_length": 2.5}
     found = bench.parse(json.dumps(row) + "\n" + json.dumps(row) + "\n")
-    assert len(found) == 2
-    assert (found[0].tool, found[0].concurrency, found[0].accepted) == ("sglang", 8, 2.5)
+    assert (len(found), (found[0].tool, found[0].concurrency, found[0].accepted)) == (2, ("sglang", 8, 2.5))
     assert found[0].seconds("e2el", "mean") in (0.8, 0.95)
 
 
 @pytest.mark.parametrize(("unit", "factor"), [("ms", 1e-3), ("s", 1.0), ("us", 1e-6), ("ns", 1e-9)])
 def test_aiperf_blocks_in_any_unit(unit, factor):
     block = {"unit": unit, "avg": 7.0, "p50": 6.5, "p99": 9.0, "count": 100}
-    found = one(
-        {
-            "time_to_first_token": block,
-            "inter_token_latency": block,
-            "request_count": {"unit": "requests", "avg": 100},
-            "output_sequence_length": {"unit": "tokens", "avg": 128},
-        }
-    )
-    assert found.seconds("tpot") == pytest.approx(6.5 * factor)
-    assert found.seconds("ttft", "p99") == pytest.approx(9 * factor)
+    counts = {"request_count": {"unit": "requests", "avg": 100}, "output_sequence_length": {"unit": "tokens", "avg": 128}}
+    found = one({"time_to_first_token": block, "inter_token_latency": block, **counts})
+    assert (found.seconds("tpot"), found.seconds("ttft", "p99")) == (pytest.approx(6.5 * factor), pytest.approx(9 * factor))
     assert found.output_len == 128
 
 
@@ -139,7 +118,6 @@ def test_what_is_no_result(text):
 
 
 def said(found, key):
-    """What a result has under a field's name, or as metric_statistic."""
     if key == "notes":
         return [note.code for note in found.notes]
     metric, _, statistic = key.partition("_")
@@ -166,9 +144,6 @@ def test_the_real_ones_are_of_many_kinds():
     assert all(real["source"] for real in REAL)
 
 
-DAMAGE = ("", "\n", "{", "}", '"', ":", ",", "9" * 30, "-", "nan", "inf", "│", "=" * 50, "\0", "[" * 50)
-
-
 @given(some.sampled_from(REAL), some.data())
 def test_what_is_cut_off_or_damaged_is_read_or_refused(real, data):
     text = real["text"]
@@ -181,7 +156,7 @@ def test_what_is_cut_off_or_damaged_is_read_or_refused(real, data):
             assert all(value >= 0 for one in found for stats in one.stats.values() for value in stats.values())
 
 
-def test_a_table_that_ends_early_says_so():
+def test_what_ends_early_says_so_and_gives_its_whole_fields():
     whole = next(real["text"] for real in REAL if real["name"] == "vllm-serve-mi300x")
     (found,) = bench.read(whole)
     assert not found.notes
@@ -189,20 +164,18 @@ def test_a_table_that_ends_early_says_so():
     assert [note.code for note in found.notes] == ["partial"]
     assert "line 2" in found.notes[0]
     assert (found.seconds("tpot", "mean"), "median" in found.stats["tpot"]) == (pytest.approx(0.08002), False)
-
-
-def test_json_that_ends_early_gives_its_whole_fields():
     text = json.dumps({**SERVE, "generated_texts": ["a"] * 50})
     (found,) = bench.parse(text[: text.index("generated_texts") + 40])
     assert (found.seconds("ttft", "mean"), found.requests) == (0.04, 200)
     assert [note.code for note in found.notes] == ["partial"]
     assert "mean_e2el_ms" in found.notes[0]
-    lines = json.dumps(SERVE) + "\n" + json.dumps(SERVE)[:200]
-    (found,) = bench.parse(lines)
+    (found,) = bench.parse(json.dumps(SERVE) + "\n" + json.dumps(SERVE)[:200])
     assert "result 2" in found.notes[0]
-
-
-PLAIN = some.none() | some.integers() | some.text(max_size=4)
+    document = json.loads(next(real["text"] for real in REAL if real["kind"] == "GuideLLM JSON"))
+    text = json.dumps({**document, "benchmarks": document["benchmarks"] * 2})
+    found = bench.parse(text[: text.rindex("time_to_first_token_ms")])
+    assert [r.seconds("ttft", "mean") for r in found] == [pytest.approx(0.0488436508), None]
+    assert [note.code for r in found for note in r.notes] == ["partial"]
 
 
 @given(
@@ -225,15 +198,6 @@ def test_any_beginning_of_json_is_a_part_of_it(value, data):
     assert read_damaged(text)[0] == json.loads(text)
 
 
-def test_benchmarks_before_the_cut_are_read():
-    whole = next(real["text"] for real in REAL if real["kind"] == "GuideLLM JSON")
-    document = json.loads(whole)
-    text = json.dumps({**document, "benchmarks": document["benchmarks"] * 2})
-    found = bench.parse(text[: text.rindex("time_to_first_token_ms")])
-    assert [r.seconds("ttft", "mean") for r in found] == [pytest.approx(0.0488436508), None]
-    assert [note.code for r in found for note in r.notes] == ["partial"]
-
-
 def test_options_above_a_printed_result_say_its_load():
     options = "Namespace(model='m', tensor_parallel_size=2, input_len=32, output_len=128, batch_size=8, num_prompts=100)"
     (latency,) = bench.read(f"{options}\nAvg latency: 0.5 seconds\n")
@@ -245,8 +209,7 @@ def test_options_above_a_printed_result_say_its_load():
 def test_a_sweep_is_one_result_a_row():
     header = ("max_concurrency", "request_rate", "duration", "completed", "total_input_tokens", "mean_ttft_ms")
     rows = ((8, "inf", 10.0, 80, 8000, 20.5), (16, "inf", 9.0, 80, 8000, 31.0))
-    text = "\n".join(",".join(map(str, row)) for row in (header, *rows))
-    found = bench.read(text)
+    found = bench.read("\n".join(",".join(map(str, row)) for row in (header, *rows)))
     assert [(r.concurrency, r.request_rate, r.input_len, r.seconds("ttft", "mean")) for r in found] == [
         (8, math.inf, 100, pytest.approx(0.0205)),
         (16, math.inf, 100, pytest.approx(0.031)),
@@ -278,8 +241,7 @@ def test_engines_of_a_server_are_added():
     ]
     (found,) = bench.read("\n".join(lines))
     assert (found.requests, found.input_len, found.hit_rate) == (20, 100, 0.25)
-    assert (found.seconds("ttft"), found.seconds("queue")) == (3.0, 2.0)
-    assert found.facts["engines"] == "2"
+    assert ((found.seconds("ttft"), found.seconds("queue")), found.facts["engines"]) == ((3.0, 2.0), "2")
     assert found.facts["kv usage"] == "50.0%"
 
 
@@ -287,11 +249,7 @@ def test_engines_of_a_server_are_added():
 def test_a_quantile_lies_within_its_bucket(times, share):
     bounds = [0.01, 0.1, 1, 10, math.inf]
     low, high = exposition.quantile_bounds({b: sum(t <= b for t in times) for b in bounds}, share)
-    exact = sorted(times)[math.ceil(share * len(times) - 1e-9) - 1]
-    assert low <= exact <= high
-
-
-UNITS = ("Mean TTFT (ms): 1\n", 'vllm:a{b="c"} 1\n', "│ a │ 1 │\n", "MLPerf Results Summary\na : 1\n", "Throughput: 1 ", "1" * 9)
+    assert low <= sorted(times)[math.ceil(share * len(times) - 1e-9) - 1] <= high
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -307,34 +265,11 @@ def test_too_many_results():
         bench.read("Avg latency: 1 seconds\n" * 2_002)
 
 
-LISTED = DATA["listed"]
-
-MINUTES = DATA["minutes"]
-
-BELOW = DATA["below"]
-
-MARKDOWN = """| ISL | Concurrency | TTFT Avg (ms) | TTFT P99 (ms) | TPOT (ms) | Req/s |
-|---|---|---|---|---|---|
-| 128 | 1 | 50 | 90 | 20 | 0.5 |
-| 256 | 8 | 70 | 99 | 25 | 3.5 |
-"""
-
-ACROSS = """| Metric | main | patched | change |
-|---|---|---|---|
-| Mean TTFT (ms) | 80 | 60 | -25% |
-| Output token throughput (tok/s) | 100 | 120 | +20% |
-"""
-
-BOX = DATA["box"]
-
-SPANNED = DATA["spanned"]
-
-
 def test_lists_of_other_tools_in_seconds():
-    (found,) = bench.read(LISTED)
+    (found,) = bench.read(DATA["listed"])
     assert (found.concurrency, found.duration_s, found.requests_per_s, found.output_tokens_per_s) == (16, 10, 2, 400)
     assert (found.stats["ttft"], found.requests, found.output_len) == ({"min": 0.1, "max": 0.9, "mean": 0.4}, 20, 200)
-    (found,) = bench.read(MINUTES)
+    (found,) = bench.read(DATA["minutes"])
     assert (found.model, found.requests_per_s, found.output_tokens_per_s) == ("org/some-model-7b", 0.4, 100)
     assert (found.seconds("ttft", "mean"), found.seconds("e2el", "mean"), found.requests) == (0.5, 9.0, 20)
     (found,) = bench.read(BELOW)
@@ -381,18 +316,6 @@ def test_a_label_with_another_word_is_another(label):
     assert meaning(label).field == ""
 
 
-def test_json_whose_keys_are_labels():
-    (found,) = bench.parse(
-        '{"load_summary": {"count": 9, "requested_rate": 2.0}, "successes": {"count": 9, "latency": '
-        '{"time_to_first_token": {"mean": 0.2}, '
-        '"normalized_time_per_output_token": {"mean": 9}, "time_per_output_token": {"mean": 0.02}}}}'
-    )
-    assert (found.requests, found.request_rate, found.stats) == (9, 2.0, {"ttft": {"mean": 0.2}, "tpot": {"mean": 0.02}})
-
-
-TABLE = "============ Serving Benchmark Result ============\nSuccessful requests: 9\nMean TTFT (ms): 5.0\n" + "=" * 50 + "\n"
-
-
 @pytest.mark.parametrize(
     ("command", "said"),
     [
@@ -408,26 +331,28 @@ def test_the_command_above_a_result_is_what_ran(command, said):
     assert (found.model, found.tp, found.request_rate) == said
 
 
-def test_no_command_is_a_sentence():
+def test_commands_and_deviations_are_no_sentences_and_no_values():
     assert not printed_runs.is_command("vllm serve prints this: 5 - 6")
+    (found,) = bench.read("Load time: 900.00 ms\nTTFT: 20.50 ± 0.47 ms\nTPOT: 10.25 +/- 1 ms\nThroughput : 97.5 ± 1.07 tokens/s\n")
+    assert (found.stats["ttft"]["mean"], found.stats["tpot"]["mean"]) == pytest.approx((0.0205, 0.01025))
+    assert found.facts["tokens/s"] == "97.5"
+    (found,) = bench.parse(
+        '{"load_summary": {"count": 9, "requested_rate": 2.0}, "successes": {"count": 9, "latency": '
+        '{"time_to_first_token": {"mean": 0.2}, '
+        '"normalized_time_per_output_token": {"mean": 9}, "time_per_output_token": {"mean": 0.02}}}}'
+    )
+    assert (found.requests, found.request_rate, found.stats) == (9, 2.0, {"ttft": {"mean": 0.2}, "tpot": {"mean": 0.02}})
 
 
 def test_answers_that_were_not_streamed_and_rates_that_were_not_sent_are_told():
     text = TABLE.replace("Mean TTFT", "Traffic request rate: 2.0\nRequest throughput (req/s): 4.0\nMean ITL (ms): 0.00\nMean TTFT")
     (found,) = bench.read(text.replace("requests: 9", "requests: 900\nTotal generated tokens: 90000"))
-    section = audit_bench([found], None, "x")
-    told = {f.item: f.verdict for f in section.findings if f.verdict == "disagree"}
+    told = {f.item: f.verdict for f in audit_bench([found], None, "x").findings if f.verdict == "disagree"}
     assert set(told) == {"results without gaps between tokens", "requests/s answered, at most those sent"}
     assert audit_bench([found, found], None, "x").facts["results"] == "2"
 
 
-def test_a_deviation_behind_a_value_is_no_part_of_it():
-    (found,) = bench.read("Load time: 900.00 ms\nTTFT: 20.50 ± 0.47 ms\nTPOT: 10.25 +/- 1 ms\nThroughput : 97.5 ± 1.07 tokens/s\n")
-    assert (found.stats["ttft"]["mean"], found.stats["tpot"]["mean"]) == pytest.approx((0.0205, 0.01025))
-    assert found.facts["tokens/s"] == "97.5"
-
-
-def test_fewer_answers_than_the_command_asked_for_are_failures():
+def test_failures_are_a_cause_and_zeros_no_times():
     command = "python3 -m sglang.bench_serving --backend sglang --num-prompts {}\n"
     section = audit_bench(bench.read(command.format(20) + TABLE), None, "x")
     (cause,) = [c for c in section.causes if c.code == "failed requests"]
@@ -436,9 +361,6 @@ def test_fewer_answers_than_the_command_asked_for_are_failures():
     assert not audit_bench(bench.read(command.format(9) + TABLE), None, "x").causes
     _, second = bench.read(command.format(20) + TABLE + "\n" + TABLE)
     assert "requests asked for" not in second.facts  # it may be another run's
-
-
-def test_zeros_are_no_times_and_failures_are_a_cause():
     (found,) = bench.read(
         '{"completed": 0, "failed": 8, "duration": 0.005, "mean_ttft_ms": 0.0, "mean_tpot_ms": 0.0, "backend": "vllm"}'
     )
@@ -447,24 +369,10 @@ def test_zeros_are_no_times_and_failures_are_a_cause():
     assert [c.said for c in section.causes] == ["8 of 8 requests failed: nothing was measured"]
 
 
-LENGTHS = "| ISL | OSL | N | TTFT Avg (ms) | TPOT Avg (ms) | E2EL Avg (ms) |\n"
-
-LENGTHS += "|---|---|---|---|---|---|\n| 128 | 128 | 8 | 700 | 30 | {} |\n"
-
-
 @pytest.mark.parametrize(("whole_ms", "verdict"), [(4510, "agree"), (4800, "unknown"), (4000, "unknown"), (9000, "disagree")])
 def test_a_length_that_was_only_asked_for_refutes_no_run_by_little(whole_ms, verdict):
     section = audit_bench(bench.read(LENGTHS.format(whole_ms)), None, "x")
     assert [f.verdict for f in section.findings if f.item.startswith("E2E = ")] == [verdict]
-
-
-HEAD = "# nThread 1 nGpus {} minBytes 8 maxBytes 134217728 step: 2(factor) warmup iters: 5 iters: 20\n"
-
-TITLES = "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong\n"
-
-ROW = "{:>12} {:>12}     float     sum      -1  {:>7}   20.00   30.00      0  {:>7}   20.00   30.00      0\n"
-
-END = "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 30\n"
 
 
 def rows(*sizes):
@@ -505,15 +413,16 @@ def test_what_is_cut_off_is_partial_and_not_off(audited, text, says):
     assert all(f.verdict != "disagree" for f in run.findings)
 
 
-def test_the_last_rows_of_a_whole_test_are_not_partial(audited):
+def test_whole_tests_have_their_averages(audited):
     run = audited(rows(1 << 26, 1 << 27) + END)
     assert not cut(run)
     assert [f.measured for f in run.findings if f.code == "average bus bandwidth, GB/s"] == [30]
-
-
-def test_each_of_several_tests_has_its_average(audited):
     run = audited((HEAD.format(2) + TITLES + rows(1 << 27) + END) * 2)
     assert [f.item for f in run.findings if "average" in f.code] == [f"run {i}: average bus bandwidth, GB/s" for i in (1, 2)]
+    empty = ROW.format(0, 0, 1.0, 1.0).replace("20.00   30.00", " 0.00    0.00")
+    text = HEAD.format(8) + TITLES + empty * 2 + rows(67108864, 134217728) + END.replace(": 30", ": 15")
+    (average,) = (f for f in audited(text).findings if "average" in f.item)
+    assert average.reason == "as printed: the mean of these rows"
 
 
 def test_one_rank_moves_nothing_and_is_not_blamed(audited):
@@ -530,46 +439,7 @@ def test_programs_that_are_not_priced_keep_their_names(program, op):
     assert [run.op for run in collective_tests.parse(text).runs] == [op]
 
 
-def test_columns_of_newer_versions():
-    """Timestamps, differing bits and times of each iteration behind both halves of a row."""
-    half = " 10.50  20.00  30.00  1  0  9.9  11.2  11.1  4.0"
-    row = collective_tests.row_of(f"1048576 262144 float sum -1{half}{half.replace('10.50', '12.50')} 2026-02-01 10:00:00")
-    assert (row.seconds, row.in_place_s, row.wrong) == pytest.approx((10.5e-6, 12.5e-6, 2))
-
-
-NCCL = {
-    "args": ["./build/alltoall_perf", "-b", "8M"],
-    "config": {
-        "nthreads": 1,
-        "ngpus": 2,
-        "minimum_bytes": 8388608,
-        "maximum_bytes": 16777216,
-        "step_factor": 2,
-        "devices": [{"rank": r, "hostname": "n", "device_hex": f"0000:{r}a:00", "device_info": "NVIDIA H100"} for r in (0, 1)],
-    },
-    "results": [
-        {
-            "size": 8388608 << i,
-            "count": 1048576 << i,
-            "type": "float",
-            "redop": "none",
-            "root": "    -1",
-            "out_of_place": {"time": 60.5 * (i + 1), "alg_bw": 138.6, "bus_bw": 69.3, "nwrong": 0},
-            "in_place": {"time": 60.1, "alg_bw": 139.5, "bus_bw": 69.7, "nwrong": None},
-        }
-        for i in (0, 1)
-    ],
-    "average_bus_bandwidth": {"bandwidth": 69.5},
-}
-
-RCCL = [
-    {"name": "AllReduce", "gpus": 4, "size": size, "inPlace": way, "time": us, "algBw": 50.0, "busBw": 75.0, "#wrong": "0"}
-    for size, us in ((1024, 19.2), (1 << 30, 21400.0))
-    for way in (0, 1)
-]
-
-
-def test_json_of_both(audited):
+def test_columns_of_newer_versions_and_json_of_both(audited):
     found = audited(json.dumps(NCCL), "a.json").findings
     assert [f.measured for f in found if f.code == "size"] == pytest.approx([60.5e-6, 121e-6])
     assert found[0].item == "all-to-all over 2 ranks: best bus bandwidth, GB/s"
@@ -577,16 +447,9 @@ def test_json_of_both(audited):
         found = audited(text, "b.json").findings
         assert found[0].item == "all-reduce over 4 ranks: best bus bandwidth, GB/s"
         assert [f.measured for f in found if f.code == "size"] == pytest.approx([19.2e-6, 0.0214])
-
-
-def test_rows_of_nothing_are_in_the_average_and_are_not_missing(audited):
-    empty = ROW.format(0, 0, 1.0, 1.0).replace("20.00   30.00", " 0.00    0.00")
-    text = HEAD.format(8) + TITLES + empty * 2 + rows(67108864, 134217728) + END.replace(": 30", ": 15")
-    (average,) = (f for f in audited(text).findings if "average" in f.item)
-    assert average.reason == "as printed: the mean of these rows"
-
-
-SLOW = (ROOT / "examples" / "all-reduce-8xh100.txt").read_text()
+    half = " 10.50  20.00  30.00  1  0  9.9  11.2  11.1  4.0"
+    row = collective_tests.row_of(f"1048576 262144 float sum -1{half}{half.replace('10.50', '12.50')} 2026-02-01 10:00:00")
+    assert (row.seconds, row.in_place_s, row.wrong) == pytest.approx((10.5e-6, 12.5e-6, 2))
 
 
 def test_a_host_that_its_devices_name_is_judged_as_if_it_were_named(tmp_path):
@@ -613,11 +476,6 @@ def test_names_that_do_not_tell_links_judge_nothing(tmp_path, device, hosts):
     assert done.returncode == 0
     assert "give --cluster to judge it" in " ".join(done.stdout.split())
     assert "disagree" not in done.stdout
-
-
-PAGES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["page"]
-
-times = some.lists(some.floats(0.0005, 60), max_size=20)
 
 
 def page_of(values, **more):
@@ -652,42 +510,32 @@ def test_the_load_of_a_recorded_server():
     assert requests_in_flight(last, None) == pytest.approx(6, rel=0.06)  # since its start, by tokens per step
     assert (run.input_len, run.output_len, run.hit_rate, run.accepted) == (160, 32, 0.8, 1)
     assert run.requests_per_s * run.seconds("e2el") == pytest.approx(6, rel=0.05)  # Little's law, by other histograms
-    assert run.facts["p99 TTFT"] == "100 ms to 250 ms"
-    assert (run.facts["running"], run.facts["preemptions"]) == ("6", "0")
+    assert (run.facts["p99 TTFT"], (run.facts["running"], run.facts["preemptions"])) == ("100 ms to 250 ms", ("6", "0"))
     assert last.started_s is not None
-
-
-def test_a_recorded_restart_is_noticed():
-    first, last, again = (read_exposition(recorded(n)) for n in (1, 2, 3))
-    assert [again.restarted_since(first), again.restarted_since(last), last.restarted_since(first)] == [True, True, False]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[p["engine"] for p in PAGES])
 def test_documented_names_of_engines(page):
     run = run_of(read_exposition(page["lines"]), page["window_s"])
-    assert run.facts["engine"] == page["engine"]
-    assert run.concurrency == pytest.approx(page["in_flight"])
-    assert list(run.lengths) == page["lengths"]
-    assert (run.hit_rate, run.seconds("ttft")) == (page["hit_rate"], page["ttft_s"])
+    assert (run.facts["engine"], run.concurrency) == (page["engine"], pytest.approx(page["in_flight"]))
+    assert (list(run.lengths), (run.hit_rate, run.seconds("ttft"))) == (page["lengths"], (page["hit_rate"], page["ttft_s"]))
     assert page["facts"].items() <= run.facts.items()
 
 
-def test_drafts_are_told_by_tokens_that_come_at_once():
+def test_pages_tell_drafts_bounds_and_restarts():
     lines = [f"vllm:{name} {value}" for name, value in (
         ("spec_decode_num_drafts_total", 400), ("generation_tokens_total", 1000), ("time_to_first_token_seconds_count", 10),
         ("inter_token_latency_seconds_count", 390), ("iteration_tokens_total_count", 100),
     )]  # fmt: skip
     page = read_exposition("\n".join(lines))
-    assert run_of(page).accepted == 2.5
-    assert requests_in_flight(page, None) == 4
+    assert (run_of(page).accepted, requests_in_flight(page, None)) == (2.5, 4)
+    first, last, again = (read_exposition(recorded(n)) for n in (1, 2, 3))
+    assert [again.restarted_since(first), again.restarted_since(last), last.restarted_since(first)] == [True, True, False]
+    assert bounds_text(*quantile_bounds({1.0: 0.0, float("inf"): 5.0}, 0.99)) == "above 1 s"
+    assert bounds_text(0.25, 0.5) == "250 ms to 500 ms"
+    assert not Exposition()
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "node_cpu_seconds_total 1\n", "<html>vllm</html>", "vllm:x NaN\n"])
 def test_pages_without_a_metric_of_an_engine_are_empty(text):
     assert not read_exposition(text)
-
-
-def test_what_is_above_all_bounds_has_no_upper_one():
-    assert bounds_text(*quantile_bounds({1.0: 0.0, float("inf"): 5.0}, 0.99)) == "above 1 s"
-    assert bounds_text(0.25, 0.5) == "250 ms to 500 ms"
-    assert not Exposition()

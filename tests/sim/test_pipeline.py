@@ -19,7 +19,6 @@ from made_traces import clashes
 from tables import tables
 
 DATA = tables(__file__)
-
 NAMES = sorted(SCHEDULES)
 CHUNKS = {"interleaved": (1, 2, 3)}
 MANY = (*range(1, 25), 31, 32, 33, 48, 63, 64)
@@ -45,8 +44,7 @@ def test_simulated_bubble_equals_the_closed_form(name):
     tried = 0
     for p, m, v in shapes(kind, 16, MANY):
         timeline = run(kind, p, m, chunks=v)
-        idle = kind.idle(p, 1.0, 1.0, 1.0)
-        assert timeline.idle_s() == pytest.approx(np.full(p, idle), abs=1e-9), (p, m, v)
+        assert timeline.idle_s() == pytest.approx(np.full(p, kind.idle(p, 1.0, 1.0, 1.0)), abs=1e-9), (p, m, v)
         assert timeline.span_s == pytest.approx(kind.total(p, m, v), abs=1e-9)
         tried += 1
     assert tried > 20
@@ -95,20 +93,17 @@ def test_outside_the_domain_is_refused_by_rule(name, p, m, v):
         run(SCHEDULES[name], p, m, chunks=v)
 
 
-def test_fill_drain_is_the_lesson():
+def test_fill_drain_is_the_lesson_and_zero_bubbles_leave_no_hole():
     for p, m in ((4, 12), (8, 63), (2, 1)):
         timeline = run(SCHEDULES["fill-drain"], p, m)
         assert timeline.idle_s().sum() / (p * timeline.span_s) == pytest.approx(napkin.bubble_fraction(p, m), abs=1e-12)
-
-
-def test_zero_bubble_schedules_leave_no_hole_inside_a_rank():
-    """H2 and V: with equal times each rank works from its first operation to its last."""
     for name in ("zb-h2", "zb-v"):
         timeline = run(SCHEDULES[name], 4, 12)
         for rank in range(4):
             mine = timeline.lane == rank
             window = timeline.end_s[mine].max() - timeline.start_s[mine].min()
             assert timeline.busy_s()[rank] == pytest.approx(window)
+    assert run(SCHEDULES["fill-drain"], 1, 3, Durations(microbatch_factors=[1, 2, 3])).span_s == 6
 
 
 @given(st.integers(2, 8), st.integers(1, 20), st.integers(0, 7), st.floats(1.1, 5))
@@ -131,11 +126,6 @@ def test_transfers_and_unequal_stages(p, m, transfer):
     assert timeline.span_s == pytest.approx(float(ends[-1]))
 
 
-def test_unequal_microbatches():
-    timeline = run(SCHEDULES["fill-drain"], 1, 3, Durations(microbatch_factors=[1, 2, 3]))
-    assert timeline.span_s == 6
-
-
 @given(st.floats(0.5, 3), st.floats(0.5, 3), st.floats(0.1, 0.5))
 def test_zero_bubble_forms_for_cheap_weight_gradients(f, b, w):
     """W <= F and W <= B: Qi et al.'s (p-1)(F+B-W) for H1; H2 keeps its fill, and half of what two W leave of B."""
@@ -151,37 +141,21 @@ def test_a_priced_pipeline_is_what_the_simulator_runs():
     priced = commtax.bill("llama-3.1-70b", "4xh200-sxm", tp=1, pp=4, batch=32)
     stage = float(priced.step_s) / 4
     rounds = 400
-    timeline = run(SCHEDULES["fill-drain"], 4, rounds, Durations(forward=stage))
-    tokens_per_s = rounds * 8 / timeline.span_s
+    tokens_per_s = rounds * 8 / run(SCHEDULES["fill-drain"], 4, rounds, Durations(forward=stage)).span_s
     assert tokens_per_s == pytest.approx(float(priced.tokens_per_s), rel=0.01)
     assert tokens_per_s < float(priced.tokens_per_s), "filling and draining cost a little"
 
 
-def test_a_deadlock_is_found():
+def test_orders_may_lock_and_large_ones_simulate_quickly():
     order = OperationOrder(2, 1, 1, [[("B", 0, 0), ("F", 0, 0)], [("F", 0, 0), ("B", 0, 0)]], [[(0, 0), (1, 0)]])
     with pytest.raises(ValueError, match="deadlock"):
         simulate(order, Durations())
-
-
-def test_64_stages_and_1024_microbatches_simulate_quickly():
     start = time.process_time()
     run(SCHEDULES["1f1b"], 64, 1024)
     assert time.process_time() - start < 10, "about 0.3 s of CPU; benchmarks/speed.py prints it"
-
-
-def test_timeline_sums():
-    t = Timeline(
-        np.array([0, 0, 1]),
-        np.array([0.0, 2.0, 1.0]),
-        np.array([1.0, 4.0, 3.0]),
-        np.array([0, 0, 1]),
-        ("a", "b", "c"),
-        ("x", "y"),
-        ("comp", "comm"),
-    )
-    assert t.busy_s().tolist() == [3, 2]
-    assert t.idle_s().tolist() == [1, 2]
-    assert t.covered("comm") == [(1, 3)]
+    lane, start, end = np.array([0, 0, 1]), np.array([0.0, 2.0, 1.0]), np.array([1.0, 4.0, 3.0])
+    t = Timeline(lane, start, end, lane, ("a", "b", "c"), ("x", "y"), ("comp", "comm"))
+    assert (t.busy_s().tolist(), t.idle_s().tolist(), t.covered("comm")) == ([3, 2], [1, 2], [(1, 3)])
     assert t.busy_s(["comm"]).tolist() == [0, 2]
 
 
@@ -197,15 +171,13 @@ def test_command(name, tmp_path):
     found = json.loads(done.stdout)
     assert found["idle_counted_s"] == pytest.approx(found["idle_closed_form_s"])
     assert found["bubble_over_total"] == pytest.approx(found["idle_closed_form_s"] / found["total_s"])
-    events = json.loads(trace.read_text())["traceEvents"]
-    assert len([e for e in events if e["ph"] == "X"]) > 30
+    assert len([e for e in json.loads(trace.read_text())["traceEvents"] if e["ph"] == "X"]) > 30
     assert picture.read_text().startswith("<svg")
     assert "bubble" in command("-p", "4", "-m", "8", "--schedule", name).stdout
 
 
 def test_command_answers_the_budget_question():
-    done = command("-p", "8", "--budget", "10%")
-    assert "63 microbatches" in done.stdout
+    assert "63 microbatches" in command("-p", "8", "--budget", "10%").stdout
     assert "21 microbatches" in command("-p", "8", "--budget", "10%", "--schedule", "zb-h1").stdout
     text = command("-p", "8", "-m", "64", "--straggler", "3:1.5", "--times", "1:2:1", "--transfer", "0.1").stdout
     assert "straggler" in text

@@ -24,13 +24,14 @@ from paths import HELPERS
 from toy_engine import Case, Stepping, cases, constant_surface, stream
 
 EXACT = 1e-9
-
-TIMES = ("sent_s", "started_s", "first_s", "done_s", "preempted_s")
-
 few = settings(max_examples=30)
+ONE = Rules(tokens=64, seqs=1, blocks=10**6, block=16)
+STEP_S = 0.01
+LONG = 2_000_000  # services of a queue whose mean is compared with a formula's limit
+SIMULATED = 4000  # … of which so many are simulated
 
 
-def same(one, other, names=TIMES):
+def same(one, other, names=("sent_s", "started_s", "first_s", "done_s", "preempted_s")):
     for name in names:
         np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=EXACT, atol=EXACT, err_msg=name)
 
@@ -66,8 +67,7 @@ def test_tokens_and_blocks_are_conserved(case, ranks):
     if not again:
         assert computed == once, "hits and computed tokens are the prompts"
     for pool in engine.pools:
-        assert pool.free_blocks == case.rules.blocks
-        assert pool.running == 0
+        assert (pool.free_blocks, pool.running) == (case.rules.blocks, 0)
         assert not pool.waiting
     assert not any(lane.busy or lane.cached or any(lane.phases) for lane in engine.lanes)
     _, counts = gaps(log, late_tokens([engine]))
@@ -141,8 +141,7 @@ def test_one_stage_is_no_pipeline(case):
 @given(case=cases(shared=False), per_id=st.sampled_from([1, 3, 4, 6, 8, 32]), seed=st.integers(0, 99))
 def test_blocks_of_shared_text_may_be_of_any_size(case, per_id, seed):
     """Traces name text in pieces of their own, the last of which may be cut: the engine's blocks are counted right all the same."""
-    rng = np.random.default_rng(seed)
-    texts = rng.integers(0, 3, len(case.stream)).tolist()
+    texts = np.random.default_rng(seed).integers(0, 3, len(case.stream)).tolist()
     counts = (-(-case.stream.input_len // per_id)).tolist()
     ids = tuple(tuple(1000 * text + at for at in range(n)) for text, n in zip(texts, counts, strict=True))
     case = replace(case, stream=replace(case.stream, prefixes=ids, block=per_id))
@@ -177,8 +176,6 @@ def test_names_of_replicas_do_not_matter(case, routing, count):
 
 
 class Renumbered(Workers):
-    """The same engines, counted from the last to the first."""
-
     def build(self, book, first=0):
         engines = Workers.build(self, book, first)
         for engine in engines:
@@ -241,8 +238,7 @@ def small(**rules):
 
 @pytest.mark.parametrize("prefill_first", [False, True])
 def test_preempted_requests_finish_and_cost_more(prefill_first):
-    asked = stream([0] * 8, [16] * 8, [40] * 8)
-    roomy = Case(asked, small(prefill_first=prefill_first))
+    roomy = Case(stream([0] * 8, [16] * 8, [40] * 8), small(prefill_first=prefill_first))
     tight = roomy.but(blocks=40)
     (wide, _), (narrow, engine) = roomy.run(), tight.run()
     assert not sum(wide.preemptions)
@@ -250,8 +246,7 @@ def test_preempted_requests_finish_and_cost_more(prefill_first):
     assert max(narrow.done_s) > max(wide.done_s)
     log = segments([engine])
     assert log["tokens"] @ log["steps"] > 8 * 16
-    lost = np.array(narrow.preempted_s)
-    assert np.all((lost > 0) == (np.array(narrow.preemptions) > 0))
+    assert np.all((np.array(narrow.preempted_s) > 0) == (np.array(narrow.preemptions) > 0))
     safe, _ = tight.but(reserved=True).run()
     assert not sum(safe.preemptions)
 
@@ -279,31 +274,20 @@ def test_a_prompt_that_fills_its_steps_is_not_followed_step_by_step(prefill_firs
     same(book, stepped)
 
 
-def test_a_prompt_goes_on_in_the_step_that_throws_another_out():
-    """A cut prompt holds the blocks that a decoding request needs: that one waits, the prompt does not."""
-    case = Case(stream([0.0, 0.0], [2, 40], [30, 4]), small(tokens=10, blocks=11))
-    book, engine = case.run()
-    assert book.preemptions == [1, 0]
-    assert np.all(np.isfinite(book.done_s))
-    assert engine.pools[0].free_blocks == 11
-
-
-def test_repeated_prompts_are_found_but_for_their_last_block():
-    ids = (tuple(range(10)),) * 3
-    asked = stream([0.0, 10.0, 20.0], [40, 40, 40], [3, 3, 3], prefixes=ids)
+def test_repeated_prompts_are_found_and_forgotten_first_by_who_left_first():
+    asked = stream([0.0, 10.0, 20.0], [40, 40, 40], [3, 3, 3], prefixes=(tuple(range(10)),) * 3)
     book, engine = Case(asked, small()).run()
-    assert book.cached == [0, 36, 36]
-    assert segments([engine])["tokens"].tolist().count(4) == 2
-    longer = replace(asked, input_len=np.array([40, 43, 43]))
-    assert Case(longer, small()).run()[0].cached == [0, 40, 40]
-
-
-def test_what_others_need_is_forgotten_first_by_who_left_first():
+    assert (book.cached, segments([engine])["tokens"].tolist().count(4)) == ([0, 36, 36], 2)
+    assert Case(replace(asked, input_len=np.array([40, 43, 43])), small()).run()[0].cached == [0, 40, 40]
     first, second = tuple(range(10)), tuple(range(100, 110))
     asked = stream([0, 10, 20, 30], [40] * 4, [4] * 4, prefixes=(first, second, second, first))
     assert Case(asked, small(blocks=22)).run()[0].cached == [0, 0, 36, 36]
     assert Case(asked, small(blocks=14)).run()[0].cached == [0, 0, 36, 12], "the beginning of a prompt stays longest"
     assert Case(asked, small(blocks=11)).run()[0].cached == [0, 0, 36, 0]
+    book, engine = Case(stream([0.0, 0.0], [2, 40], [30, 4]), small(tokens=10, blocks=11)).run()
+    assert book.preemptions == [1, 0]
+    assert np.all(np.isfinite(book.done_s))
+    assert engine.pools[0].free_blocks == 11
 
 
 @few
@@ -314,8 +298,7 @@ def test_a_cache_without_idle_blocks_is_none(case):
     even = replace(case.stream, input_len=np.full(count, most - 4), output_len=np.full(count, 4))
     two = tuple(tuple(range(100 * (i % 2), 100 * (i % 2) + (most - 4) // 4)) for i in range(count))
     plain = Case(even, replace(case.rules, reserved=True, blocks=-(-most // 4), seqs=1), case.prices)
-    cached = replace(plain, stream=replace(even, prefixes=two))
-    same(cached.run()[0], plain.run()[0])
+    same(replace(plain, stream=replace(even, prefixes=two)).run()[0], plain.run()[0])
 
 
 @few
@@ -340,15 +323,6 @@ def _already_prompted(case):
     engine = Replica(case.rules, book, case.surface)
     run_alone(engine, Clients(book, inf, range(len(case.stream))))
     return book, engine
-
-
-ONE = Rules(tokens=64, seqs=1, blocks=10**6, block=16)
-
-STEP_S = 0.01
-
-LONG = 2_000_000  # services of a queue whose mean is compared with a formula's limit
-
-SIMULATED = 4000  # … of which so many are simulated
 
 
 def lindley(services, gaps):
@@ -377,8 +351,7 @@ def waits(outputs, load, seed):
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
 def test_equal_requests_one_at_a_time_wait_as_m_d_1(load):
     """Pollaczek and Khinchine: W = rho s / 2 (1 - rho)."""
-    expected = load * 20 * STEP_S / 2 / (1 - load)
-    assert waits(np.full(LONG, 20), load, 1) == pytest.approx(expected, rel=0.02)
+    assert waits(np.full(LONG, 20), load, 1) == pytest.approx(load * 20 * STEP_S / 2 / (1 - load), rel=0.02)
 
 
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
@@ -393,8 +366,7 @@ def in_flight(rows):
     times = np.concatenate([rows["sent_s"], rows["done_s"]])
     change = np.repeat([1, -1], len(rows["sent_s"]))
     order = np.lexsort((-change, times))
-    level = np.cumsum(change[order])
-    return float(np.sum(level[:-1] * np.diff(times[order])) / np.ptp(times))
+    return float(np.sum(np.cumsum(change[order])[:-1] * np.diff(times[order])) / np.ptp(times))
 
 
 @settings(max_examples=8)
@@ -408,11 +380,8 @@ def test_requests_in_flight_are_rate_times_time(case, count, routing):
 
 def asked(**words):
     usual = {"tp": 1, "input_len": 256, "output_len": 64, "num_prompts": 1500, "concurrency": 1}
-    known = {name: words.pop(name) for name in list(words) if name in OFFERED}
+    known = {name: words.pop(name) for name in list(words) if name in ("request_rate", "seed", "router", "warmup")}
     return settle(resolve_question("llama-3.1-8b", "8xh100-sxm", {**usual, **words}).but(**known))
-
-
-OFFERED = ("request_rate", "seed", "router", "warmup")
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
@@ -439,7 +408,6 @@ def test_a_closed_loop_is_never_more_than_full():
 
 
 def checksums(seed):
-    """Of every column of one run."""
     outcome = run_requests(asked(request_rate=30.0, num_prompts=400, replicas=2, router="least-loaded", seed=seed))
     return {name: zlib.crc32(np.ascontiguousarray(column).tobytes()) for name, column in outcome.columns.items()}
 

@@ -18,6 +18,7 @@ from commtax.statement import Refusal
 from each import each
 from paths import SHARED
 from tables import tables
+from texts import put
 
 DATA = tables(__file__)
 
@@ -26,6 +27,11 @@ needs_shared = pytest.mark.skipif(not OPEN_LOOP.is_dir(), reason="the shared ope
 MANY = 20_000
 SETS = catalog.keys("lengths")
 SPELLINGS = DATA["spellings"]
+OWN = "arrival_s,input_tokens,output_tokens"
+HOSTILE = DATA["hostile"] | {
+    "other bytes": (bytes(range(128, 256)) * 4, "line 1: no header"),
+    "cut gzip": (gzip.compress(OWN.encode() * 99)[:-9], "damaged or cut off"),
+}
 
 
 def random(seed=0):
@@ -38,8 +44,6 @@ def same(a, b):
 
 
 # Arrivals
-
-
 @given(st.floats(0.01, 1e4), st.integers(1, 500), st.sampled_from([0.1, 0.5, 1.0, 4.0, math.inf]), st.integers(0, 99))
 def test_the_last_request_arrives_when_the_rate_says(rate, count, burstiness, seed):
     times = arrival_times(rate, count, burstiness, random(seed))
@@ -56,7 +60,7 @@ def test_gaps_spread_as_a_gamma_distribution(burstiness):
     assert (gaps.std() / gaps.mean()) ** 2 == pytest.approx(1 / burstiness, rel=0.1)
 
 
-def test_a_duration_holds_what_arrives_within_it():
+def test_a_duration_holds_what_arrives_within_it_and_an_infinite_rate_sends_all_at_once():
     one = Lengths("constant", 8)
     counts = []
     for seed in range(30):
@@ -67,9 +71,6 @@ def test_a_duration_holds_what_arrives_within_it():
     assert np.std(counts) == pytest.approx(math.sqrt(200), rel=0.5)
     assert len(draw_stream(rate=20, duration_s=10, count=7, inputs=one, outputs=one)) == 7
     assert len(draw_stream(rate=2, duration_s=10, burstiness=math.inf, inputs=one, outputs=one)) == 20
-
-
-def test_an_infinite_rate_sends_all_at_once():
     stream = draw_stream(rate=math.inf, count=5, inputs=Lengths("constant", 8), outputs=Lengths("constant", 4))
     assert stream.arrival_s.tolist() == [0.0] * 5
 
@@ -96,8 +97,6 @@ def test_impossible_streams_are_refused(given, argument):
 
 
 # Lengths
-
-
 @pytest.mark.parametrize("text", SPELLINGS)
 def test_means_are_those_asked_for(text):
     lengths = catalog.lengths(text)
@@ -115,11 +114,6 @@ def test_least_and_most_hold(text, low, more):
     assert low <= values.min() <= values.max() <= low + more
 
 
-def test_a_uniform_reaches_both_ends_alike():
-    values = draw_lengths(catalog.lengths("uniform:3-6"), MANY, random())
-    assert np.bincount(values)[3:] == pytest.approx([MANY / 4] * 4, rel=0.06)
-
-
 @given(st.floats(2, 1e5), st.floats(0.01, 1.2))
 def test_a_lognormal_is_found_again_from_its_figures(mean, sigma):
     p50 = mean * math.exp(-(sigma**2) / 2)
@@ -130,8 +124,7 @@ def test_a_lognormal_is_found_again_from_its_figures(mean, sigma):
 
 
 def test_figures_of_no_lognormal_give_the_nearest():
-    assert lognormal_with_mean(100, p50=200).sigma == 0
-    assert lognormal_with_mean(100, p90=900).sigma == pytest.approx(Z90)
+    assert (lognormal_with_mean(100, p50=200).sigma, lognormal_with_mean(100, p90=900).sigma) == (0, pytest.approx(Z90))
     assert lognormal_with_mean(100).sigma == 0
     both = lognormal_with_mean(100, p50=50, p90=150)
     assert lognormal_with_mean(100, p90=150).sigma < both.sigma < lognormal_with_mean(100, p50=50).sigma
@@ -139,8 +132,7 @@ def test_figures_of_no_lognormal_give_the_nearest():
 
 @given(st.lists(st.integers(1, 10_000), min_size=1, max_size=300))
 def test_a_table_of_a_sample_keeps_its_mean_and_its_order(sample):
-    table = quantile_lengths(np.array(sample, dtype=float))
-    points = np.array(table.quantiles)
+    points = np.array(quantile_lengths(np.array(sample, dtype=float)).quantiles)
     assert (np.diff(points) >= 0).all()
     assert points[0] >= min(sample)
     assert points[-1] <= max(sample)
@@ -196,8 +188,6 @@ def test_tables_that_ship_are_those_of_the_shared_files(name):
 
 
 # Streams
-
-
 @given(st.integers(0, 2**32), st.sampled_from([0, 3, 50]), st.sampled_from([0, 40]))
 @settings(max_examples=20)
 def test_the_same_seed_gives_the_same_bytes_and_another_rate_the_same_requests(seed, unique, shared):
@@ -229,13 +219,10 @@ def test_prompts_come_again_and_share_what_is_common(unique, shared, block):
         other = stream.prefixes[(i + 1) % 40] if unique > 1 else ()
         common = min(whole, int(stream.input_len[(i + 1) % 40]) // block, shared // block)
         if unique > 1 and (i + 1) % 40 % unique != i % unique:
-            assert len(set(prefix) & set(other)) == common
-            assert prefix[:common] == other[:common]
+            assert (len(set(prefix) & set(other)), prefix[:common]) == (common, other[:common])
 
 
 # Spellings
-
-
 @each(("text", "says"), DATA["a_bad_spelling_is_refused_with_the_nearest"])
 def test_a_bad_spelling_is_refused_with_the_nearest(text, says):
     with pytest.raises(Refusal) as refused:
@@ -254,7 +241,7 @@ def test_any_text_is_a_distribution_or_refused(text):
     assert draw_lengths(lengths, 3, random()).min() >= 1
 
 
-def test_data_sets_are_scaled_by_factor_or_to_a_mean():
+def test_lengths_are_scaled_or_come_from_a_file(tmp_path):
     plain = catalog.lengths("mlperf-llama2-70b", "outputs")
     assert catalog.lengths("mlperf-llama2-70b*1.35", "outputs").mean == pytest.approx(1.35 * plain.mean)
     scaled = catalog.lengths("mlperf-llama2-70b:mean=290,max=1024", "outputs")
@@ -262,24 +249,18 @@ def test_data_sets_are_scaled_by_factor_or_to_a_mean():
     assert values.mean() == pytest.approx(290, rel=0.02)
     assert values.max() <= 1024
     assert scaled.source == plain.source
-
-
-def test_lengths_come_from_a_file(tmp_path):
-    column = tmp_path / "column.txt"
-    column.write_text("tokens\n10\n20\n\n30\n")
+    column = put(tmp_path, "column.txt", "tokens\n10\n20\n\n30\n")
     assert catalog.lengths(f"file:{column}").mean == 20
-    both = tmp_path / "both.csv"
-    both.write_text("input_tokens,output_tokens\n10,5\n20,4\n30,3\n")
-    assert catalog.lengths(f"file:{both}", "outputs").mean == 4
-    assert catalog.lengths(f"file:{both}").correlation == -1
+    both = put(tmp_path, "both.csv", "input_tokens,output_tokens\n10,5\n20,4\n30,3\n")
+    assert (catalog.lengths(f"file:{both}", "outputs").mean, catalog.lengths(f"file:{both}").correlation) == (4, -1)
     column.write_text("10\nten\n")
     with pytest.raises(Refusal, match="line 2: 'ten' is not 1 to"):
         catalog.lengths(f"file:{column}")
+    values = draw_lengths(catalog.lengths("uniform:3-6"), MANY, random())
+    assert np.bincount(values)[3:] == pytest.approx([MANY / 4] * 4, rel=0.06)
 
 
 # Traces
-
-
 def trace(folder, text, name="trace.csv"):
     path = folder / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -301,69 +282,27 @@ def test_what_is_written_is_read_again(tmp_path_factory, count, unique, block, n
     assert path.read_bytes() == before
 
 
-def test_azure_moments_count_from_the_first(tmp_path):
+def test_azure_mooncake_and_benchmarks_tell_their_requests(tmp_path):
     text = (
         "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:15:46.6805900,374,44\r\n2023-11-16 18:15:50.9951690,396,109\r\n"
     )
     stream = trace(tmp_path, text)
-    assert stream.arrival_s == pytest.approx([0, 4.314579], abs=1e-5)
-    assert stream.input_len.tolist() == [374, 396]
+    assert (stream.arrival_s, stream.input_len.tolist()) == (pytest.approx([0, 4.314579], abs=1e-5), [374, 396])
     zoned = trace(tmp_path, text.replace("900,", "900+00:00,").replace("690,", "690+01:00,"))
     assert zoned.arrival_s[-1] == pytest.approx(3600 - 4.314579, abs=1e-5)
     assert [note.code for note in zoned.notes] == ["unsorted"]
-
-
-def test_mooncake_names_blocks_of_512(tmp_path):
     rows = [{"timestamp": 27, "input_length": 1030, "output_length": 5, "hash_ids": [0, 1, 2]}]
     rows += [{"timestamp": 3000, "input_length": 600, "output_length": 9, "hash_ids": [0, 7]}]
     stream = trace(tmp_path, "\n".join(map(json.dumps, rows)) + "\n\n")
-    assert stream.arrival_s.tolist() == [0.027, 3.0]
-    assert stream.prefixes == ((0, 1, 2), (0, 7))
-    assert stream.block == 512
+    assert (stream.arrival_s.tolist(), stream.prefixes, stream.block) == ([0.027, 3.0], ((0, 1, 2), (0, 7)), 512)
     assert same(stream, trace(tmp_path, json.dumps(rows)))
-
-
-def test_a_benchmark_gives_the_requests_it_sent(tmp_path):
     run = {"duration": 3, "completed": 2, "input_lens": [9, 8, 7], "output_lens": [4, 0, 2], "start_times": [105.5, 104.0, 103.5]}
     stream = trace(tmp_path, json.dumps(run, indent=1))
-    assert stream.arrival_s.tolist() == [0.0, 2.0]
-    assert stream.input_len.tolist() == [7, 9]
+    assert (stream.arrival_s.tolist(), stream.input_len.tolist()) == ([0.0, 2.0], [7, 9])
     assert [note.code for note in stream.notes] == ["failed", "unsorted"]
-
-
-OWN = "arrival_s,input_tokens,output_tokens"
-HOSTILE = {
-    "empty": ("", "empty"),
-    "blank": (" \n\n", "empty"),
-    "header alone": (OWN, "0 requests"),
-    "other columns": ("a,b,c\n1,2,3\n", "line 1: no header of a trace"),
-    "a column lacks": ("arrival_s,input_tokens\n1,2\n", "line 1: the column output_tokens is missing"),
-    "nan": (f"{OWN}\n0,1,1\nnan,2,3\n", "line 3: arrival_s is 'nan'"),
-    "infinite": (f"{OWN}\n0,1,1\n\ninf,2,3\n", "line 4: arrival_s is 'inf'"),
-    "negative time": (f"{OWN}\n-1,2,3\n", "line 2: arrival_s is '-1'; a time from 0"),
-    "negative length": (f"{OWN}\n1,-2,3\n", "line 2: input_tokens is '-2'; a whole number from 1"),
-    "fraction": (f"{OWN}\n1,2,3.5\n", "line 2: output_tokens is '3.5'"),
-    "huge": (f"{OWN}\n1,1e300,3\n", "line 2: input_tokens is '1e300'"),
-    "huge time": (f"{OWN}\n1e12,1,3\n", "line 2: arrival_s is '1e12'"),
-    "short row": (f"{OWN}\n1,2\n", "line 2: output_tokens is ''"),
-    "words": (f"{OWN}\none,2,3\n", "line 2: arrival_s is 'one'"),
-    "no answer": (f"{OWN}\n1,2,0\n", "no request has an answer"),
-    "too many ids": (f"{OWN},hash_ids\n1,2,3,4 5\n", "line 2: hash_ids are"),
-    "ids of words": (f"{OWN},hash_ids\n1,2,3,x\n", "line 2: hash_ids are"),
-    "no moment": ("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n", "line 2: timestamp is 'yesterday'"),
-    "cut off": ('{"timestamp": 1, "input_length": 2, "output_length": 3}\n{"timestamp": 2, "inp', "line 2: not valid JSON"),
-    "other JSON": ('{"a": 1}\n{"b": 2}\n', "line 1: no request with timestamp"),
-    "no list": ("[]", "no request with timestamp"),
-    "true": ('{"timestamp": true, "input_length": 2, "output_length": 3}', "item 1: timestamp is 'True'"),
-    "ids of fractions": ('{"timestamp": 1, "input_length": 2, "output_length": 3, "hash_ids": [1.5]}', "hash_ids are '[1.5]'"),
-    "ids of text": ('{"timestamp": 1, "input_length": 2, "output_length": 3, "hash_ids": "1"}', "hash_ids are '1'"),
-    "old benchmark": ('{"input_lens": [1], "output_lens": [1]}', "no start_times"),
-    "uneven": ('{"input_lens": [1], "output_lens": [1], "start_times": [1, 2]}', "lists of one length"),
-    "no lists": ('{"input_lens": 1, "output_lens": 1, "start_times": 1}', "lists of one length"),
-    "two runs": ('{"input_lens": [1], "output_lens": [1], "start_times": [1]}\n' * 2, "holds 2 runs"),
-    "other bytes": (bytes(range(128, 256)) * 4, "line 1: no header"),
-    "cut gzip": (gzip.compress(OWN.encode() * 99)[:-9], "damaged or cut off"),
-}
+    stream = trace(tmp_path, f"{OWN},hash_ids_16\n2,20,1,5\n1,10,1,6\n1,11,1,7\n".encode("utf-16"))
+    assert (stream.arrival_s.tolist(), stream.input_len.tolist()) == ([1, 1, 2], [10, 11, 20])
+    assert (stream.prefixes, stream.block, [note.code for note in stream.notes]) == (((6,), (7,), (5,)), 16, ["unsorted"])
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -385,15 +324,6 @@ def test_any_file_is_a_trace_or_refused(tmp_path_factory, raw):
     assert stream.input_len.max() <= MOST_TOKENS
 
 
-def test_unsorted_requests_are_sorted_and_said(tmp_path):
-    stream = trace(tmp_path, f"{OWN},hash_ids_16\n2,20,1,5\n1,10,1,6\n1,11,1,7\n".encode("utf-16"))
-    assert stream.arrival_s.tolist() == [1, 1, 2]
-    assert stream.input_len.tolist() == [10, 11, 20]
-    assert stream.prefixes == ((6,), (7,), (5,))
-    assert stream.block == 16
-    assert [note.code for note in stream.notes] == ["unsorted"]
-
-
 @needs_shared
 @pytest.mark.parametrize(("name", "count", "last_s", "block"), DATA["shared_traces_are_read_whole"])
 def test_shared_traces_are_read_whole(name, count, last_s, block):
@@ -402,5 +332,4 @@ def test_shared_traces_are_read_whole(name, count, last_s, block):
     assert (len(stream), stream.arrival_s[-1], stream.block) == (count, last_s, block)
     assert not stream.notes
     if stream.prefixes:
-        blocks = -(-stream.input_len // block)
-        assert [len(prefix) for prefix in stream.prefixes] == blocks.tolist()
+        assert [len(prefix) for prefix in stream.prefixes] == (-(-stream.input_len // block)).tolist()

@@ -25,14 +25,6 @@ from each import each
 from paths import HELPERS, ROOT, SOURCE
 
 PYTHON = {path: path.read_text() for path in sorted(SOURCE.rglob("*.py"))}
-
-
-def remembered():
-    """Everything of the catalogue that is read once."""
-    places = (catalog, loader, models, programs, flags, read_command)
-    return {f for place in places for f in vars(place).values() if hasattr(f, "cache_clear")}
-
-
 WORKED = {
     heading: body
     for heading, body in re.findall(r"(?ms)^## (.*?)$(.*?)(?=^#|\Z)", (ROOT / "CONTRIBUTING.md").read_text())
@@ -46,6 +38,11 @@ for line in sys.stdin.read().splitlines():
     done = run_here(*shlex.split(line, comments=True)[1:])
     assert done.returncode == (2 if line.endswith("# exit 2") else 0), (line, done.stdout, done.stderr)
 """
+
+
+def remembered():
+    places = (catalog, loader, models, programs, flags, read_command)
+    return {f for place in places for f in vars(place).values() if hasattr(f, "cache_clear")}
 
 
 def blocks(body, language):
@@ -88,7 +85,6 @@ def test_every_usual_change_is_worked_through():
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A copy of the catalogue that is read instead of ours."""
     copy = shutil.copytree(SOURCE / "catalog", tmp_path / "catalog")
     for place in (loader, models):
         if hasattr(place, "FACTS"):
@@ -102,15 +98,13 @@ def folder(tmp_path, monkeypatch):
 
 
 def renamed(path, old, new):
-    """A copy of a catalogue file under another key, without the aliases of the first."""
     text = re.sub(r"(?m)^aliases.*$", "", path.read_text().replace(f'key = "{old}"', f'key = "{new}"'))
     path.with_name(f"{new}.toml").write_text(text)
 
 
 def test_a_link_is_its_file(folder):
     renamed(folder / "links" / "ib-ndr.toml", "ib-ndr", "new-fabric")
-    place = catalog.cluster("2x8xh100-sxm", inter="new-fabric")
-    assert commtax.bill("llama-3.1-8b", place, tp=16).step_s > 0
+    assert commtax.bill("llama-3.1-8b", catalog.cluster("2x8xh100-sxm", inter="new-fabric"), tp=16).step_s > 0
 
 
 def test_a_chip_with_a_library_of_its_own_is_five_files_of_data(folder):
@@ -176,7 +170,6 @@ def test_a_model_of_a_known_family_is_its_file(folder):
 
 
 def written(name):
-    """Python files in which a name stands as a word of its own, in quotes."""
     return {str(path.relative_to(SOURCE)) for path, text in PYTHON.items() if re.search(rf"[\"']{re.escape(name)}[\"']", text)}
 
 

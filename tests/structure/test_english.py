@@ -25,7 +25,6 @@ FOLDERS = sorted({folder(path) for path in EVERY})
 
 
 def names(path):
-    """Yield every name that a file gives: functions, classes, arguments, variables and fields."""
     for node in nodes(path):
         if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
             yield node.name
@@ -40,7 +39,6 @@ def is_banned(name):
 
 
 def first_lines(path):
-    """Yield each documented class and function with the first line of its text."""
     for node in nodes(path):
         if isinstance(node, (*FUNCTIONS, ast.ClassDef)) and (text := ast.get_docstring(node)):
             yield node, text.splitlines()[0]

@@ -7,46 +7,16 @@ import sys
 
 from paths import ROOT
 from source import FILES, module_name, nodes, place, unit, unit_of
+from tables import tables
+
+DATA = tables(__file__)
+
 
 # From the top down: a row imports only rows below it, and siblings never import each other.
-ROWS = [
-    {"__main__"},
-    {"runs"},
-    {"runs.doors"},
-    {"runs.report"},
-    {"runs.calibrate"},
-    {"runs.audit"},
-    {"runs.traces", "runs.logs", "runs.results", "runs.machines"},
-    {"runs.evidence"},
-    {"cli"},
-    {"web"},
-    {"report"},
-    {"planner"},
-    {"launch"},
-    {"verbs"},
-    {"rules"},
-    {"sim"},
-    {"napkin"},
-    {"cost", "catalog"},
-    {"judgement"},
-    {"question"},
-    {"words", "timeline", "ledger", "spelling", "thresholds", "wordings"},
-    {"spec"},
-    {"units", "arrays", "files", "patterns", "options"},
-    {"statement", "toml_text"},
-    {"records", "shipped_tables", "answer", "counting", "redaction"},
-]
+ROWS = [set(row) for row in DATA["rows"]]
 LEVEL = {name: level for level, row in enumerate(reversed(ROWS)) for name in row}
-ONLY_IN = {
-    "torch": set(),
-    "fastapi": {"web"},
-    "uvicorn": {"web"},
-    "starlette": {"web"},
-    "pydantic": {"web"},
-    "rich": {"report", "cli", "runs.doors", "runs.report"},
-    "click": {"cli", "runs.doors"},
-    "yaml": {"launch"},
-}
+ONLY_IN = {"torch": set(), "fastapi": {"web"}, "uvicorn": {"web"}, "starlette": {"web"}, "pydantic": {"web"}}
+ONLY_IN |= {"rich": {"report", "cli", "runs.doors", "runs.report"}, "click": {"cli", "runs.doors"}, "yaml": {"launch"}}
 
 
 def imports(path):

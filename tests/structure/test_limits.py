@@ -9,6 +9,8 @@ from pathlib import Path
 from source import EVERY, FILES, module_name, nodes, place
 
 ALLOWED = tomllib.loads(Path(__file__).with_name("allowances.toml").read_text())
+OPEN = re.compile(r"Any|(?:dict|list|tuple|Mapping|MutableMapping|Sequence)\[.*\bAny\b.*\]")
+"""What says nothing of what it holds. An array of NumPy whose type of element is free is not among it."""
 
 
 def test_files_stay_small():
@@ -16,7 +18,6 @@ def test_files_stay_small():
 
 
 def test_folders_stay_small():
-    """So many files at most in one folder; those that are still larger only ever shrink."""
     sizes = Counter(path.parent for path in EVERY)
     large = {place(folder / "x").removesuffix("/x"): count for folder, count in sizes.items() if count > 25}
     assert not {folder: count for folder, count in large.items() if count > ALLOWED["folders"].get(folder, 0)}
@@ -57,10 +58,6 @@ def test_records_stay_small():
     assert not large
 
 
-OPEN = re.compile(r"Any|(?:dict|list|tuple|Mapping|MutableMapping|Sequence)\[.*\bAny\b.*\]")
-"""What says nothing of what it holds. An array of NumPy whose type of element is free is not among it."""
-
-
 def open_aliases():
     """(module, name) of everything at the top of a module that is another name for Any, or for a table of it."""
     return {
@@ -72,7 +69,6 @@ def open_aliases():
 
 
 def open_names(path, aliases):
-    """Names that stand for Any in a file: its own, and those that it imports, from their module or its package."""
     own = {name for module, name in aliases if module == module_name(path)}
     for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module:

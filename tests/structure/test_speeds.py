@@ -4,12 +4,12 @@ import ast
 import tomllib
 
 from paths import ROOT
+from texts import lacking
 
 GROUPS = tomllib.loads((ROOT / "tests" / "slow.toml").read_text())
 
 
 def exists(name):
-    """Whether a file, or a test in it, is there."""
     file, _, test = name.partition("::")
     path = ROOT / file
     return path.is_file() and (not test or test in {getattr(node, "name", "") for node in ast.parse(path.read_text()).body})
@@ -17,14 +17,12 @@ def exists(name):
 
 def test_every_slow_test_exists_and_is_listed_once():
     names = [name for group in GROUPS.values() for name in group["tests"]]
-    assert [name for name in names if not exists(name)] == []
-    assert len(names) == len(set(names))
+    assert ([name for name in names if not exists(name)], len(names)) == ([], len(set(names)))
 
 
 def test_make_runs_each_test_at_one_of_two_speeds():
     make = (ROOT / "Makefile").read_text()
-    assert '-m "not slow" --hypothesis-profile few' in make
-    assert '-m "slow or law"' in make
+    assert not lacking(make, '-m "not slow" --hypothesis-profile few', '-m "slow or law"')
 
 
 def test_contributors_read_what_is_left_out():

@@ -13,7 +13,6 @@ from commtax.cost.pricing import inference_bill
 from commtax.verbs.settling import resolve_question, settle, terms_of
 from paths import SOURCE
 
-COUNTED = ("cost", "ledger", "timeline")
 STEPS = {
     "dense": (("llama-3.1-70b", "2x8xh100-sxm", {"tp": 16, "batch": 8}), 9),
     "mixture": (("qwen3-30b-a3b", "8xh100-sxm", {"tp": 2, "dp": 4, "ep": 8, "batch": 64}), 11),
@@ -23,7 +22,6 @@ STEPS = {
 
 
 def forget():
-    """Nothing that was made before is remembered."""
     for name, module in list(sys.modules.items()):
         if name.startswith("commtax"):
             for thing in list(vars(module).values()):
@@ -32,7 +30,6 @@ def forget():
 
 
 def visits(call):
-    """Files of the functions that a call makes, neighbours joined."""
     seen, files = set(), []
 
     def note(frame, event, _):
@@ -42,7 +39,7 @@ def visits(call):
             return
         seen.add(code)
         name = str(place.relative_to(SOURCE).with_suffix(""))
-        if name.split("/")[0] in COUNTED and files[-1:] != [name]:
+        if name.split("/")[0] in ("cost", "ledger", "timeline") and files[-1:] != [name]:
             files.append(name)
 
     sys.setprofile(note)

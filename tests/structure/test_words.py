@@ -29,10 +29,35 @@ from commtax.verbs.settling import resolve_question
 from fault_traces import case
 from paths import FIXTURES, ROOT
 from source import FILES, nodes, place
+from tables import tables
+
+DATA = tables(__file__)
+SERVED = DATA["served"]
+TRAINED = DATA["trained"]
+LABELS = {
+    *("what", "note", "notes", "why", "source", "sources", "label"),
+    *("network_label", "host_label", "algorithm"),
+    "reason",
+    "said",
+}
+READS = {"startswith", "endswith", "removeprefix", "removesuffix", "split", "partition", "find", "index"}
+PATTERNS = {"search", "match", "fullmatch", "findall", "sub", "split"}
+WORDING = ("planner/", "verbs/", "judgement/", "report/", "web/", "runs/report/", "runs/doors/", "launch/writing", "cli/simulate")
+"""Rooms that word answers."""
+READERS = DATA["readers"]
+"""Modules of those rooms that apply patterns, and to which texts that are not ours."""
+CUTS = {"split", "rsplit", "partition", "rpartition", "removeprefix", "removesuffix", "startswith", "endswith", "replace"}
+FORMS = DATA["forms"]
+"""Modules of those rooms that take texts with spaces apart, and which."""
+TEXTS = r"\b(?:label|why|reason|error|title|source|name|note|sentence|verdict|lane)\b"
+SCRIPT_READS = [
+    re.compile(rf"{TEXTS}[^;,]{{0,30}}\.(?:replace|replaceAll|split|startsWith|endsWith|includes|match|indexOf)\("),
+    re.compile(rf"\.test\([^)]{{0,30}}{TEXTS}"),
+    re.compile(r"[!=]== \"[^\" ]+ [^\"]+\"|\"[^\" ]+ [^\"]+\" [!=]== "),
+]
 
 
 def figures(value):
-    """All numbers of an answer in their order, and none of its words."""
     if isinstance(value, np.ndarray | np.number):
         return value.tolist()
     if isinstance(value, dict):
@@ -43,19 +68,16 @@ def figures(value):
 
 
 def told(*words):
-    """The numbers of a command's answer, and its exit code."""
     done = run_here(*words, "--json")
     return done.returncode, figures(json.loads(done.stdout))
 
 
 def steps(b):
-    """A bill's own figures and those of its lines."""
     sums = (b.step_s, b.sigma, b.compute_s, b.comm_s, b.exposed_comm_s, b.tokens_per_s)
     return figures([sums, *((x.total_s, x.exposed_s, x.hidden_s, x.window_s, x.sigma, x.flops, x.item.count) for x in b.lines)])
 
 
 def compared(name):
-    """Predicted and measured figures of an audit, with their verdicts."""
     asked = Claim(resolve_question(str(FIXTURES / "tiny-llama"), "2xcpu", {"tp": 2}))
     return [
         [(f.predicted, f.measured, f.verdict) for f in section.findings] for section in audit([FIXTURES / name], asked).sections
@@ -63,40 +85,12 @@ def compared(name):
 
 
 def blamed(fault, job):
-    """Whom an audit of a faulty job blames, and its causes with their codes."""
-    made = case(42, fault, 0.0, job, ranks=3)
-    section = audit_traces([kineto.parse(d) for d in made.documents], None, ["a"])
+    section = audit_traces([kineto.parse(d) for d in case(42, fault, 0.0, job, ranks=3).documents], None, ["a"])
     culprit = section.culprit
-    return (
-        culprit.kind,
-        culprit.rank,
-        [(c.code, c.cost_s, c.share) for c in section.causes],
-        section.blamed,
-        figures(section.findings),
-    )
+    costs = [(c.code, c.cost_s, c.share) for c in section.causes]
+    return culprit.kind, culprit.rank, costs, section.blamed, figures(section.findings)
 
 
-SERVED = {
-    "dense": ("llama-3.1-70b", "2x8xh100-sxm", {"tp": 16, "batch": 8}),
-    "eager": ("qwen3-8b", "4xl40s-pcie", {"tp": 4, "eager": True, "phase": "prefill"}),
-    "eager mixture": ("qwen3-30b-a3b", "8xh100-sxm", {"tp": 2, "dp": 4, "ep": 8, "batch": 64, "eager": True}),
-    "pairs": ("llama-3.1-8b", "4xh100-nvl", {"tp": 2, "pp": 2}),
-    "gathered": ("deepseek-v3", "4x8xh200-sxm", {"tp": 4, "dp": 8, "ep": 32, "batch": 64}),
-    "deepep": ("deepseek-v3", "4x8xh100-sxm", {"dp": 32, "ep": 32, "batch": 64, "ep_backend": "deepep_low_latency"}),
-}
-TRAINED = {
-    "mixture": ("mixtral-8x7b", "4x8xh100-sxm", {"dp": 32, "ep": 8, "batch": 4, "imbalance": 1.4, "recompute": "selective"}),
-    "fp8": ("llama-3.1-8b", "8xh100-sxm", {"tp": 2, "dp": 4, "sequence_parallel": True, "dtype": "fp8", "zero": 1, "batch": 8}),
-    "pipeline": ("gpt-3-175b", "16x8xa100-80-sxm", {"tp": 8, "pp": 16, "batch": 64, "context": 2048, "engine": "megatron-2021"}),
-    "sharded": ("llama-3.1-8b", "2x8xh100-sxm", {"dp": 16, "engine": "fsdp", "hsdp": 8, "batch": 2}),
-    "kept": ("llama-3.1-8b", "2x8xh100-sxm", {"dp": 16, "engine": "fsdp", "zero": 2, "batch": 2, "recompute": "full"}),
-    "context": ("llama-3.1-8b", "2x8xh100-sxm", {"tp": 2, "cp": 4, "dp": 2, "batch": 2, "context": 16384}),
-    "async": (
-        "qwen3-30b-a3b",
-        "2x8xh100-sxm",
-        {"tp": 2, "dp": 8, "ep": 8, "batch": 8, "sequence_parallel": True, "async_axes": ("dp", "tp", "ep")},
-    ),
-}
 QUESTIONS = {
     **{f"bill {key}": lambda m=m, c=c, w=w: steps(commtax.bill(m, c, **w)) for key, (m, c, w) in SERVED.items()},
     **{f"layer {key}": lambda m=m, c=c, w=w: figures(layer_of(commtax.bill(m, c, **w)).bars) for key, (m, c, w) in SERVED.items()},
@@ -122,7 +116,6 @@ QUESTIONS = {
 
 
 def forget():
-    """Nothing that was made before is remembered."""
     for name, module in list(sys.modules.items()):
         if name.startswith("commtax"):
             for thing in list(vars(module).values()):
@@ -132,7 +125,6 @@ def forget():
 
 @pytest.fixture
 def renamed(monkeypatch):
-    """Every label that is made from now on says something else."""
     chance = random.Random(7)
 
     def other(text):
@@ -173,24 +165,6 @@ def test_no_label_decides_a_figure(renamed):
     assert [name for name, answer in QUESTIONS.items() if answer() != before[name]] == []
 
 
-LABELS = {
-    "what",
-    "note",
-    "notes",
-    "why",
-    "source",
-    "sources",
-    "label",
-    "network_label",
-    "host_label",
-    "algorithm",
-    "reason",
-    "said",
-}
-READS = {"startswith", "endswith", "removeprefix", "removesuffix", "split", "partition", "find", "index"}
-PATTERNS = {"search", "match", "fullmatch", "findall", "sub", "split"}
-
-
 def is_label(node):
     return isinstance(node, ast.Attribute) and node.attr in LABELS
 
@@ -219,30 +193,7 @@ def test_nobody_reads_our_own_sentences():
     assert not decided, "these lines decide by text"
 
 
-WORDING = ("planner/", "verbs/", "judgement/", "report/", "web/", "runs/report/", "runs/doors/", "launch/writing", "cli/simulate")
-"""Rooms that word answers."""
-READERS = {
-    "report/drawing.py": "signs of a text, by their width",
-    "report/view/state.py": "values in links",
-    "verbs/comparing.py": "plans as they are typed",
-    "web/assets.py": "scripts of the page",
-    "web/guard.py": "names of hosts",
-    "runs/report/auditing.py": "names of kernels",
-}
-"""Modules of those rooms that apply patterns, and to which texts that are not ours."""
-CUTS = {"split", "rsplit", "partition", "rpartition", "removeprefix", "removesuffix", "startswith", "endswith", "replace"}
-FORMS = {
-    "report/documents.py": "its table's own notation",
-    "report/drawing.py": "marks of lists, and words of a line that is broken",
-    "report/profiles.py": "names of constants, which are keys",
-    "runs/report/server_words.py": "units of two figures",
-    "web/app.py": "its table's own notation",
-}
-"""Modules of those rooms that take texts with spaces apart, and which."""
-
-
 def in_wording_rooms(others):
-    """Each node of the modules that word answers."""
     for path in FILES:
         if place(path).startswith(WORDING) and place(path) not in others:
             yield from ((path, node) for node in nodes(path))
@@ -270,27 +221,13 @@ def test_rooms_that_word_answers_take_no_sentence_apart():
     assert not cut, "a text with spaces is taken apart"
 
 
-TEXTS = r"\b(?:label|why|reason|error|title|source|name|note|sentence|verdict|lane)\b"
-SCRIPT_READS = [
-    re.compile(rf"{TEXTS}[^;,]{{0,30}}\.(?:replace|replaceAll|split|startsWith|endsWith|includes|match|indexOf)\("),
-    re.compile(rf"\.test\([^)]{{0,30}}{TEXTS}"),
-    re.compile(r"[!=]== \"[^\" ]+ [^\"]+\"|\"[^\" ]+ [^\"]+\" [!=]== "),
-]
-SCRIPTS_ALLOWED = {
-    "combobox.js": "what is typed is searched in names",
-    "drop.js": "signs of drawn bars",
-    "waterfall.js": "a name is broken into lines",
-    "dom.js": "attributes of elements",
-}
-
-
 def test_scripts_of_the_page_decide_by_no_text():
     found = [
         f"{path.name}:{number}: {line.strip()[:100]}"
         for folder in ("page", "audit")
         for path in sorted((ROOT / "src/commtax/web" / folder).glob("*.js"))
         for number, line in enumerate(path.read_text().splitlines(), 1)
-        if path.name not in SCRIPTS_ALLOWED and any(pattern.search(line) for pattern in SCRIPT_READS)
+        if path.name not in DATA["scripts_allowed"] and any(pattern.search(line) for pattern in SCRIPT_READS)
     ]
     assert not found
 

@@ -27,10 +27,18 @@ from each import each
 from fault_traces import NCCL
 from made_traces import document, event, kernel, launch
 from paths import FIXTURES
+from tables import tables
+from texts import put
 
+DATA = tables(__file__)
 BACKWARD = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
-
 SIZES = {"allreduce": 1000, "all_to_all": 300, "allgather": 50}
+H100 = {"name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85017493504, "numSms": 132}
+REDUCE, GATHER, SCATTER, MESSAGE = (NCCL[key] for key in ("allreduce", "_allgather_base", "_reduce_scatter_base", "send"))
+NAMES = json.loads((FIXTURES / "audit" / "kernel-names.json").read_text())
+"""Found in public sources and profiles; each says where."""
+KINDS = ("compute", "comm", "copy", "F", "decode")
+SLICE = st.tuples(st.integers(0, 2), st.integers(0, 10**7), st.integers(0, 10**5), st.integers(0, 4))
 
 
 def told(*documents):
@@ -42,8 +50,6 @@ def by_code(section, code):
 
 
 # What belongs to a step
-
-
 def gapped(pause_us, inside, late_us=0, before=()):
     """1.8 ms of kernels, a pause in which the host is in one call, and a few more kernels, launched behind it or before it."""
     events = [event("user_annotation", "ProfilerStep#7", 0, 1900 + pause_us + 900), *before]
@@ -72,7 +78,6 @@ def test_kernels_behind_a_pause_of_the_host_belong_to_the_step_that_launched_the
     ("inside", "microseconds"), [("hipModuleLoadData", 7000), ("hipMalloc", 7000), ("hipStreamSynchronize", 400)]
 )
 def test_kernels_ahead_of_the_first_step_s_others(inside, microseconds):
-    """Code that is loaded between them is the host's own time; while it waits, the device may run what is not in the trace."""
     events = [event("user_annotation", "ProfilerStep#0", 0, 7100), event("cuda_runtime", inside, 3, 6590, correlation=9)]
     for number, (at, lasts) in enumerate([(0, 2), (6600, 200), (6800, 200)]):
         events += [launch(at, number), kernel("void gemm(float)", at, lasts, number)]
@@ -97,8 +102,7 @@ def test_a_step_holds_all_that_it_launches_as_it_goes(work):
         events.append(event("cuda_runtime", "cudaStreamSynchronize", at + 2, lasts + pause, correlation=500 + number))
         at += lasts + pause + 4
     (step,) = kineto.parse(document([*events, event("user_annotation", "ProfilerStep#1", 9, at)])).steps
-    assert step.start_s == pytest.approx(11e-6)
-    assert step.end_s == pytest.approx((at - work[-1][1] - 3) * 1e-6)
+    assert (step.start_s, step.end_s) == (pytest.approx(11e-6), pytest.approx((at - work[-1][1] - 3) * 1e-6))
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 200), st.booleans()), min_size=2, max_size=10))
@@ -106,8 +110,7 @@ def test_a_step_lasts_until_the_next_unless_host_and_device_rest(work):
     """A host that is in its step all the while loads data: that is part of the step, however long the device waits."""
     steps, at = [], 0.0
     for length, gap, hosted in work:
-        host = (at, at + length + gap if hosted else at + length)
-        steps.append(TraceStep(0, "x", at, at + length, host))
+        steps.append(TraceStep(0, "x", at, at + length, (at, at + length + gap if hosted else at + length)))
         at += length + gap
     for (before, after), (length, gap, hosted) in zip(pairwise(extend_steps(steps)), work, strict=False):
         assert before.end_s == (after.start_s if hosted or gap <= length else before.start_s + length)
@@ -115,8 +118,6 @@ def test_a_step_lasts_until_the_next_unless_host_and_device_rest(work):
 
 
 # One length of a step
-
-
 def sent(op, at, number, count=1000, dtype="Byte", group=4):
     said = {"Collective name": op, "In msg nelems": count, "Out msg nelems": count, "dtype": dtype, "Group size": group}
     return [launch(at - 1, number), kernel("ncclDevKernel_SendRecv(x)", at, 40, number, 20, **said)]
@@ -158,14 +159,11 @@ def test_a_step_has_one_length_in_all_tables(run):
     assert all(f"instead of {format_seconds(length)}" in c.gain for c in section.causes)
 
 
-def test_what_lies_between_steps_is_theirs_where_the_host_is_in_them():
+def test_rests_between_steps_are_theirs_while_a_host_or_another_rank_works():
     loading, asking = (told(RUNS[name]) for name in ("data is loaded between steps", "nothing is asked between steps"))
     assert typical_of_ranks(loading).total_s == pytest.approx(1100e-6)
     assert typical_of_ranks(asking).total_s == pytest.approx(400e-6)
     assert typical_of_ranks(asking).idle_s == pytest.approx(0, abs=1e-9)
-
-
-def test_one_rank_s_rest_is_part_of_its_step_while_the_others_work():
     engine = {"name": "execute_context_0(0)_generation_1({})", "hosted": False}
     rests, works = steps_of([400] * 6, gap=700, **engine), steps_of([1100] * 6, **engine)
     works["distributedInfo"] = {"rank": 1, "world_size": 2}
@@ -175,8 +173,6 @@ def test_one_rank_s_rest_is_part_of_its_step_while_the_others_work():
 
 
 # Two runs
-
-
 def test_a_figure_is_compared_with_its_own_of_the_other_run():
     """B has no all-gathers: its all-reduces were compared with A's all-gathers, and its all-to-alls with A's all-reduces."""
     before, after = steps_of([400] * 5), steps_of([400] * 5, ops=("allreduce", "all_to_all"))
@@ -208,8 +204,6 @@ def test_bytes_of_a_step_are_the_same_in_both_tables(run):
 
 
 # What collectives are of
-
-
 def trained(gradients, reduces, steps=5, reduce_us=(11,)):
     """Training steps with so many gradients and all-reduces each."""
     events, at, number = [], 100, 0
@@ -231,18 +225,8 @@ def trained(gradients, reduces, steps=5, reduce_us=(11,)):
     return document(events)
 
 
-@pytest.mark.parametrize(
-    ("gradients", "reduces", "says"),
-    [
-        (44, 44, "44 all-reduces per step, one for each of 44 gradients (AccumulateGrad): they are not bucketed"),
-        (44, 45, "45 all-reduces per step, one for each of 44 gradients (AccumulateGrad): they are not bucketed"),
-        (12, 10, "10 all-reduces and 12 gradients (AccumulateGrad) per step: at most 10 buckets of gradients"),
-        (44, 5, "5 all-reduces and 44 gradients (AccumulateGrad) per step: at most 5 buckets of gradients"),
-        (22, 44, "44 all-reduces and 22 gradients (AccumulateGrad) per step: not all of them are of gradients"),
-    ],
-)
+@pytest.mark.parametrize(("gradients", "reduces", "says"), DATA["gradients_are_counted"])
 def test_gradients_are_counted(gradients, reduces, says):
-    """As many all-reduces as gradients were told as two for each of half as many layers, of which nothing in the trace speaks."""
     section = told(trained(gradients, reduces))
     assert [str(n) for n in section.notes if n.code in ("layers", "gradients")] == [says]
     (exposed,) = [c for c in section.causes if c.code == "exposed"]
@@ -268,8 +252,6 @@ def test_a_median_far_from_its_mean_stands_beside_it():
 
 
 # Waiting on a device
-
-
 @pytest.mark.parametrize("name", ["event_wait", "EVENT_WAIT", "Notify_Wait"])
 def test_a_stream_that_waits_for_an_event_is_not_busy(name):
     """MTIA: 200 us of kernels and 700 us of waiting in the same stream were 100 % compute."""
@@ -281,11 +263,6 @@ def test_a_stream_that_waits_for_an_event_is_not_busy(name):
     used = typical_of_ranks(section)
     assert (used.total_s, used.compute_s, used.idle_s) == pytest.approx((900e-6, 200e-6, 700e-6))
     assert {(k.name, k.kind) for k in section.kernels} == {("fba", "compute"), (name, "wait")}
-
-
-H100 = {"name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85017493504, "numSms": 132}
-
-REDUCE, GATHER, SCATTER, MESSAGE = (NCCL[key] for key in ("allreduce", "_allgather_base", "_reduce_scatter_base", "send"))
 
 
 class Rank:
@@ -357,7 +334,7 @@ def test_only_groups_inside_a_host_are_held_against_its_links(devices, told):
     assert link.cost_s == pytest.approx(lost, rel=1e-6)
 
 
-def test_waiting_for_ranks_that_are_not_here_is_said():
+def test_ranks_that_are_not_here_and_late_gathers_are_causes():
     ranks = [Rank(r) for r in range(2)]
     for r in ranks:
         for step in range(4):
@@ -365,13 +342,9 @@ def test_waiting_for_ranks_that_are_not_here_is_said():
             r.ran("gemm", 100.0)
             r.sent(REDUCE, 50.0, tuple(range(8)), 1 << 20)
             r.step(step, begin)
-    section = audit_traces([r.trace(8) for r in ranks], None, "ab")
-    (found,) = [c for c in section.causes if c.code == "exposed"]
+    (found,) = [c for c in audit_traces([r.trace(8) for r in ranks], None, "ab").causes if c.code == "exposed"]
     assert found.said.endswith("; waiting for the 6 ranks that are not here included")
     assert "none of it hides" in found.said
-
-
-def test_gathers_that_begin_where_compute_ends_come_too_late():
     ranks = [Rank(r) for r in range(2)]
     for r in ranks:
         for step in range(4):
@@ -382,8 +355,7 @@ def test_gathers_that_begin_where_compute_ends_come_too_late():
             r.ran(SCATTER, 40.0, stream=20)
             r.events.append(event("user_annotation", "Optimizer.step#AdamW.step", r.at - 9, 1))
             r.step(step, begin)
-    section = audit_traces([r.trace(2) for r in ranks], None, "ab")
-    (found,) = [c for c in section.causes if c.code == "prefetch"]
+    (found,) = [c for c in audit_traces([r.trace(2) for r in ranks], None, "ab").causes if c.code == "prefetch"]
     assert found.said == "3 of 3 all-gathers per step begin only when compute waits for them"
     assert found.cost_s == pytest.approx(180e-6)
 
@@ -412,10 +384,8 @@ def test_short_pauses_are_launches_though_a_step_has_few_kernels():
         for name, us in (("triton_tem_fused_mm_0", 50.0), ("triton_red_fused_norm_1", 12.0), ("triton_poi_fused_add_2", 5.0)):
             r.ran(name, us)
             r.at += 3
-    section = audit_traces([r.trace(1)], None, "a")
-    (found,) = section.causes
-    assert found.code == "launch-bound"
-    assert found.share == pytest.approx(9 / 76, abs=0.01)
+    (found,) = audit_traces([r.trace(1)], None, "a").causes
+    assert (found.code, found.share) == ("launch-bound", pytest.approx(9 / 76, abs=0.01))
 
 
 @pytest.mark.parametrize(("told", "messages"), [(True, 40), (False, 80 / 3)])
@@ -470,17 +440,6 @@ def test_a_collective_of_all_that_nobody_told_is_no_slow_link():
     assert row.wire_s == pytest.approx(1e-6 * (36 * 10 + sum(last + (15 + 2 * step) % 7 for step in range(6))), rel=0.01)
 
 
-NAMES = json.loads((FIXTURES / "audit" / "kernel-names.json").read_text())
-
-"""Found in public sources and profiles; each says where."""
-
-
-def test_enough_names_of_both_kinds():
-    assert len(NAMES) >= 60
-    assert sum(not n["op"] for n in NAMES) >= 25
-    assert all(n["source"] for n in NAMES)
-
-
 @each("found", NAMES, ids=lambda n: n["name"][:60])
 def test_what_a_name_tells(found):
     name = found["name"]
@@ -489,7 +448,6 @@ def test_what_a_name_tells(found):
 
 @given(st.sampled_from(NAMES), st.sampled_from(["<float, 8>(float*, int)", "(x)", ".kd", " [clone .kd]", "<(int)8>"]))
 def test_arguments_do_not_change_what_a_bare_name_tells(found, tail):
-    """A profiler adds template arguments and parameters to the function's own name."""
     name = found["name"]
     if not set("<( ") & set(name):
         assert kernel_op(name + tail) == found["op"]
@@ -501,16 +459,14 @@ def test_only_what_communicates_has_an_algorithm(text):
         assert algorithm_of(text) == ""
 
 
-def test_long_names_take_no_time():
+def test_long_names_take_no_time_and_enough_are_listed():
     began = perf_counter()
     for name in ("ncclDevKernel_" + "AllReduce" * 200_000, "oneshotAllreduceFusionKernel<" + "a, " * 500_000, "cub::" * 400_000):
         kernel_op(name), algorithm_of(name), operator_op(name)
     assert perf_counter() - began < 1
-
-
-KINDS = ("compute", "comm", "copy", "F", "decode")
-
-SLICE = st.tuples(st.integers(0, 2), st.integers(0, 10**7), st.integers(0, 10**5), st.integers(0, 4))
+    assert len(NAMES) >= 60
+    assert sum(not n["op"] for n in NAMES) >= 25
+    assert all(n["source"] for n in NAMES)
 
 
 def timeline(rows):
@@ -522,9 +478,7 @@ def timeline(rows):
 @given(st.lists(SLICE, min_size=1, max_size=20))
 def test_what_we_write_is_read_back(tmp_path_factory, rows):
     """Lane by lane: seconds of each kind, where what neither communicates nor copies computes."""
-    path = tmp_path_factory.mktemp("own") / "x.json"
-    path.write_text(timeline(rows).to_chrome())
-    traces = formats.read(path)
+    traces = formats.read(put(tmp_path_factory.mktemp("own"), "x.json", timeline(rows).to_chrome()))
     assert [t.rank for t in traces] == sorted({lane for lane, *_ in rows})
     for trace in traces:
         own = [(us, KINDS[kind]) for lane, _, us, kind in rows if lane == trace.rank]
@@ -566,8 +520,7 @@ def test_a_simulation_read_back(tmp_path):
     ],
 )
 def test_other_chrome_traces_are_told_apart(tmp_path, events, words):
-    path = tmp_path / "other.json"
-    path.write_text(json.dumps({"traceEvents": events}))
+    path = put(tmp_path, "other.json", json.dumps({"traceEvents": events}))
     with pytest.raises(ValueError, match=f"a Chrome trace without device kernels.*{words}"):
         formats.read(path)
 
@@ -577,8 +530,7 @@ def test_damaged_traces_of_ours_are_refused_in_one_line(tmp_path_factory, data):
     made = json.loads(timeline([(0, 5, 5, 1), (1, 5, 9, 0)]).to_chrome())
     event = data.draw(st.sampled_from(made["traceEvents"]))
     event[data.draw(st.sampled_from([*event]))] = data.draw(st.none() | st.text(max_size=3) | st.floats() | st.builds(list))
-    path = tmp_path_factory.mktemp("damaged") / "x.json"
-    path.write_text(json.dumps(made))
+    path = put(tmp_path_factory.mktemp("damaged"), "x.json", json.dumps(made))
     assert kineto.is_ours(path.read_bytes()[:999])
     try:
         formats.read(path)
@@ -593,11 +545,8 @@ def device_event(name, device, start_us, us, **other):
 def test_events_without_their_phase_are_read(tmp_path):
     """Some writers leave out ph: what has a category, a beginning and a length is complete."""
     path = tmp_path / "x.json"
-    events = [
-        device_event("ncclDevKernel_AllReduce", 0, 10.0, 24.0),
-        device_event("moe", 0, 40.0, 539.0),
-        {"name": "meta", "args": {}},
-    ]
+    events = [device_event("ncclDevKernel_AllReduce", 0, 10.0, 24.0), device_event("moe", 0, 40.0, 539.0)]
+    events += [{"name": "meta", "args": {}}]
     path.write_text(json.dumps({"traceEvents": events}))
     (trace,) = formats.read(path)
     assert [(c.op, round(c.seconds * 1e6)) for c in trace.collectives] == [("all-reduce", 24)]

@@ -27,16 +27,15 @@ from made_traces import decode_graphs, document, event, kernel, launch
 from tables import tables
 
 DATA = tables(__file__)
-
-
-def job_of(made):
-    return TracedJob.of([kineto.parse(d) for d in made.documents])
-
-
 SMALL = [
     ("slow rank", "tp"), ("slow rank", "ddp"), ("late rank", "tp-stream"), ("late rank", "fsdp"), ("slow link", "tp"),
     ("slow link", "pp"), ("starved stage", "pp"), ("lost overlap", "ddp"),
 ]  # fmt: skip
+SPANS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 400), st.integers(0, 60)), min_size=1, max_size=30)
+
+
+def job_of(made):
+    return TracedJob.of([kineto.parse(d) for d in made.documents])
 
 
 @each("skew", [0.0, 50.0])
@@ -55,8 +54,7 @@ def test_a_fault_is_named_and_dated(fault, job, skew):
 @pytest.mark.parametrize("skew", [0.0, 50.0])
 @pytest.mark.parametrize("job", ["tp", "ddp", "pp"])
 def test_healthy_jobs_name_nobody(job, skew):
-    made = case(42, None, skew, job, ranks=3)
-    assert blame(job_of(made)) == (None, 0.0)
+    assert blame(job_of(case(42, None, skew, job, ranks=3))) == (None, 0.0)
 
 
 @pytest.mark.parametrize("skew", [0.0, 50.0])
@@ -82,8 +80,10 @@ def test_weights_that_never_overlap_are_told():
     assert (found.kind, found.rank, found.since_s) == ("lost overlap", None, pytest.approx(0.0, abs=1e-5))
 
 
-def test_every_kind_is_made():
+def test_every_kind_is_made_and_a_single_slow_step_is_no_rise():
     assert KINDS == CULPRITS
+    assert rise(np.array([0.0, 0.0, 0.0, 0.9, 0.0, 0.0, 0.0, 0.0]), 0.04) is None
+    assert rise(np.array([0.9, 0.0, 0.01, 0.0, 0.0, 0.0]), 0.04) is None
 
 
 def test_skew_changes_no_waiting():
@@ -98,8 +98,6 @@ def test_skew_changes_no_waiting():
 
 
 # Clocks
-
-
 @given(st.floats(-1, 1), st.floats(-50e-6, 50e-6), st.integers(0, 2**32 - 1))
 def test_offset_and_drift_are_found(offset, drift, seed):
     rng = np.random.default_rng(seed)
@@ -124,8 +122,7 @@ def test_groups_that_nobody_told_are_found_by_their_ends():
     """Two tensor-parallel pairs and two data-parallel ones: which ranks end together tells them apart."""
     made = next(c for seed in range(99) if not (c := case(seed, None, 50.0, "tp-dp", 4)).says["told"] and c.says["jitter"] > 0)
     met = meet([kineto.parse(d) for d in made.documents])
-    ends = np.append(met.first, len(met.place))
-    spread = max(np.ptp(met.end_s[a:b]) for a, b in pairwise(ends))
+    spread = max(np.ptp(met.end_s[a:b]) for a, b in pairwise(np.append(met.first, len(met.place))))
     assert met.unmatched == 0
     assert spread < 1e-6
     assert met.sizes.max() < len(made.documents)
@@ -144,8 +141,7 @@ def test_an_exchange_that_is_called_a_message():
 
 def test_a_rank_that_was_watched_later_is_matched_by_its_ends():
     """The second rank's profiler began three collectives later: the same collectives are found, by their ends."""
-    made = case(3, None, 50.0, "tp", ranks=2)
-    traces = [kineto.parse(d) for d in made.documents[:2]]
+    traces = [kineto.parse(d) for d in case(3, None, 50.0, "tp", ranks=2).documents[:2]]
     whole = meet(traces)
     late = Trace(**{name: getattr(traces[1], name) for name in Trace.__slots__} | {"collectives": traces[1].collectives[3:]})
     met = meet([traces[0], late])
@@ -154,10 +150,6 @@ def test_a_rank_that_was_watched_later_is_matched_by_its_ends():
 
 
 # Time that is spent, by an oracle
-
-SPANS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 400), st.integers(0, 60)), min_size=1, max_size=30)
-
-
 @given(SPANS, st.lists(st.integers(0, 500), min_size=2, max_size=6, unique=True))
 def test_steps_equal_an_oracle_of_nanoseconds(rows, cuts):
     """Every nanosecond of every step, by hand: compute hides communication, both hide copies, the rest is idle."""
@@ -223,29 +215,18 @@ def test_rows_add_up(job):
 
 
 # Series
-
-
 @given(st.integers(0, 2**32 - 1), st.integers(6, 40), st.floats(0.1, 0.5))
 def test_a_rise_is_found_where_it_begins(seed, count, level):
     rng = np.random.default_rng(seed)
     since = int(rng.integers(2, count - 2))
-    x = rng.normal(0, 0.005, count) + level * (np.arange(count) >= since)
-    found = rise(x, 0.04)
+    found = rise(rng.normal(0, 0.005, count) + level * (np.arange(count) >= since), 0.04)
     assert found is not None
-    assert found.since == since
-    assert found.level == pytest.approx(level, abs=0.02)
+    assert (found.since, found.level) == (since, pytest.approx(level, abs=0.02))
     assert rise(rng.normal(0, 0.005, count), 0.04) is None
 
 
-def test_a_single_slow_step_is_no_rise():
-    assert rise(np.array([0.0, 0.0, 0.0, 0.9, 0.0, 0.0, 0.0, 0.0]), 0.04) is None
-    assert rise(np.array([0.9, 0.0, 0.01, 0.0, 0.0, 0.0]), 0.04) is None
-
-
 # Steps by repetition
-
-
-def test_what_repeats_is_a_step():
+def test_what_repeats_is_a_step_and_what_does_not_is_one():
     assert period_of(["warm", "up", *["qkv", "attn", "mlp"] * 4, "head", *(["qkv", "attn", "mlp"] * 4 + ["head"]) * 5]) == 13
     made = decode_graphs(4, 1, steps=5, phase=False)
     for e in made["traceEvents"]:
@@ -254,19 +235,12 @@ def test_what_repeats_is_a_step():
     section = audit_traces([kineto.parse(made)], None, ["a"])
     assert [(r.index, r.name) for r in section.steps] == [(i, "repetition") for i in range(5)]
     assert any(n.code == "repetition" for n in section.notes)
-
-
-def test_what_does_not_repeat_is_one_step():
     events = [e for i, us in enumerate((5, 7, 9)) for e in (launch(i * 20, i), kernel(f"k{i}", i * 20, us, i))]
-    section = audit_traces([kineto.parse(document(events))], None, ["a"])
-    ((row),) = section.steps
-    assert row.name == "whole trace"
-    assert (row.compute_s, row.idle_s) == (pytest.approx(21e-6), pytest.approx(28e-6))
+    ((row),) = audit_traces([kineto.parse(document(events))], None, ["a"]).steps
+    assert (row.name, (row.compute_s, row.idle_s)) == ("whole trace", (pytest.approx(21e-6), pytest.approx(28e-6)))
 
 
 # What is told without a claim
-
-
 def layered(layers, extra, steps=4, attention=True, norms=True, pause=1, launched="cudaLaunchKernel"):
     """Decode steps with two all-reduces a layer, an attention kernel and two norms."""
     events, at, correlation = [], 0.0, 0
@@ -293,20 +267,12 @@ def test_layers_are_told_by_counts(layers, extra, attention, says):
     assert [str(n) for n in section.notes if n.code == "layers"] == [says]
 
 
-@pytest.mark.parametrize(
-    ("pause", "launched", "code"),
-    [
-        (4, "cudaLaunchKernel", "launch-bound"),
-        (1, "cudaLaunchKernel", "between kernels"),  # sooner than a host launches
-        (4, "cudaGraphLaunch", "between kernels"),  # no host between them
-    ],
-)
+@pytest.mark.parametrize(("pause", "launched", "code"), DATA["many_short_pauses_are_launches"])
 def test_many_short_pauses_are_launches(pause, launched, code):
     """Each kernel of 4 us is followed by a pause."""
     section = audit_traces([layered(20, 1, pause=pause, launched=launched)], None, ["a"])
     (found,) = [c for c in section.causes if c.code in ("launch-bound", "between kernels", "stall")]
-    assert found.code == code
-    assert found.share == pytest.approx(pause / (4 + pause), abs=0.01)
+    assert (found.code, found.share) == (code, pytest.approx(pause / (4 + pause), abs=0.01))
     assert "instead of" in found.gain
     assert ("CUDA graphs" in found.change) == (code == "launch-bound")
 
@@ -319,8 +285,7 @@ def test_causes_and_the_typical_step_tell_the_same():
     assert shares["launch-bound"] == pytest.approx(used.idle_share)
     assert shares["exposed"] == pytest.approx(used.exposed_share)
     told = {f.code: f.measured for f in section.findings}
-    assert told["idle device, of the step"] == pytest.approx(used.idle_share)
-    assert told["step"] == pytest.approx(used.total_s)
+    assert (told["idle device, of the step"], told["step"]) == (pytest.approx(used.idle_share), pytest.approx(used.total_s))
 
 
 def test_a_culprit_is_a_cause_with_its_gain():

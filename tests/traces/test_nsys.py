@@ -22,18 +22,21 @@ from made_nsys import NEW, OLD, PID, Export, counted, payload
 from made_traces import clashes, exposed, per_step
 from paths import FIXTURES
 from tables import tables
+from texts import put
 
 DATA = tables(__file__)
-
 REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-
 GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-
 FUSED = "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>(vllm::RankData*)"
-
-PRODUCT = "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT"
-
-STEP = "execute_context_0(0)_generation_4(4)"
+JUNK = st.none() | st.text(max_size=5) | st.floats() | st.binary(max_size=40) | st.integers(-(2**63), 2**63 - 1)
+ROW = st.tuples(st.integers(1, 3), st.integers(0, 2), st.integers(0, 10**9), st.integers(1, 10**6), st.booleans())
+FOUND = json.loads((FIXTURES / "audit" / "rocprof.json").read_text())
+KERNELS = [f for f in FOUND if "rows" in f["expected"]]
+GENERIC = "ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)"
+KERNEL_COLUMNS = (
+    "Kind Agent_Id Queue_Id Stream_Id Thread_Id Dispatch_Id Kernel_Id Kernel_Name Correlation_Id Start_Timestamp End_Timestamp"
+)
+CALL_COLUMNS = "Domain Function Process_Id Thread_Id Correlation_Id Start_Timestamp End_Timestamp"
 
 
 def read(path):
@@ -52,13 +55,13 @@ def steps(export, count=3, reduces=4, pid=1, device=0, late=0):
         begin = at
         for i in range(reduces + 1):
             sent = FUSED if i < reduces else GATHER
-            for name, ns in ((PRODUCT, 20_000 - late), (sent, 5_000 + late)):
+            for name, ns in (("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT", 20_000 - late), (sent, 5_000 + late)):
                 correlation += 1
                 export.launch(at - 2_000, correlation, pid=pid)
                 export.kernel(name, at, at + ns, correlation, pid, device)
                 at += ns
         export.copied(at, at + 500, correlation + 1000, pid, device, stream=8)
-        export.range(STEP, begin - 3_000, at - 1_000, pid)
+        export.range("execute_context_0(0)_generation_4(4)", begin - 3_000, at - 1_000, pid)
         at += 3_000
     return export
 
@@ -67,10 +70,8 @@ def test_old_columns(tmp_path):
     """2019: a kernel has no process, and there are no graphs."""
     path = steps(Export(tmp_path / "old.sqlite", OLD)).done()
     (trace,) = read(path)
-    assert (len(trace.timeline.name), spent_ns(trace)) == counted(path)
-    assert per_step(trace, "all-reduce") == [4, 4, 4]
-    assert per_step(trace, "all-gather") == [1, 1, 1]
-    assert [s.phase for s in trace.steps] == ["decode"] * 3
+    assert ((len(trace.timeline.name), spent_ns(trace)), per_step(trace, "all-reduce")) == (counted(path), [4, 4, 4])
+    assert (per_step(trace, "all-gather"), [s.phase for s in trace.steps]) == ([1, 1, 1], ["decode"] * 3)
     assert trace.steps[0].decode_seqs == 4
     assert trace.device is None
     assert clashes(trace.timeline) == 0
@@ -130,8 +131,7 @@ def test_graphs_that_were_traced_whole(tmp_path):
         export.launch(replay * 100_000, replay + 1, "cudaGraphLaunch_v10000")
         export.graph(replay * 100_000 + 5_000, replay * 100_000 + 95_000, replay + 1)
     export.graph(0, 0, 99)
-    path = export.done()
-    (trace,) = read(path)
+    (trace,) = read(export.done())
     assert (len(trace.timeline.name), spent_ns(trace)) == (4, 360_000)
     assert not trace.collectives
     assert len(trace.steps) == 4
@@ -164,7 +164,7 @@ def test_sizes_from_what_nccl_hands_over(tmp_path, grouped):
     assert trace.issued == {"all-reduce": 1, "all-gather": 1}
 
 
-def test_several_calls_in_a_group_have_no_size_of_their_own(tmp_path):
+def test_several_calls_in_a_group_have_no_size_and_torch_names_operators(tmp_path):
     export = Export(tmp_path / "nccl.sqlite")
     export.schema_of(2, (nsys.COMMUNICATOR, 18, 0), (nsys.SIZE, 22, 8))
     export.range("ncclGroupStart", 0, 10)
@@ -175,16 +175,16 @@ def test_several_calls_in_a_group_have_no_size_of_their_own(tmp_path):
     export.kernel("ncclDevKernel_SendRecv(x)", 2_000, 3_000, 1)
     (trace,) = read(export.done())
     assert [(c.op, c.nbytes) for c in trace.collectives] == [("send-recv", None)]
+    export = Export(tmp_path / "torch.sqlite")
+    export.range("vllm::all_reduce, op_id = 5, sizes = [[4, 8]]", 0, 2_000)
+    export.launch(1_000, 1)
+    export.kernel("void quickly<4>(x)::all_reduce_kernel", 5_000, 6_000, 1)
+    export.kernel(GATHER, 7_000, 8_000, 2)
+    (trace,) = read(export.done())
+    assert Counter(c.op for c in trace.collectives)["all-gather"] == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "phase", "seqs"),
-    [
-        ("[Executor] _forward_step 60000: 0 ctx reqs, 0 ctx tokens, 32 gen reqs", "decode", 32),
-        ("[Executor] _forward_step 7: 2 ctx reqs, 30 gen reqs", "mixed", 30),
-        ("Iteration 12", "", 0),
-    ],
-)
+@pytest.mark.parametrize(("name", "phase", "seqs"), DATA["steps_of_tensorrt_llm_and_plain_iterations"])
 def test_steps_of_tensorrt_llm_and_plain_iterations(tmp_path, name, phase, seqs):
     """As its executor names them (py_executor.py, with and without the number of tokens), and as training scripts do."""
     export = Export(tmp_path / "trt.sqlite")
@@ -193,19 +193,7 @@ def test_steps_of_tensorrt_llm_and_plain_iterations(tmp_path, name, phase, seqs)
         export.launch(at + 1_000, at + 1)
         export.kernel(FUSED, at + 9_000, at + 30_000, at + 1)
     (trace,) = read(export.done())
-    assert [(s.phase, s.decode_seqs) for s in trace.steps] == [(phase, seqs)] * 2
-    assert per_step(trace, "all-reduce") == [1, 1]
-
-
-def test_operators_that_torch_named(tmp_path):
-    """torch.autograd.profiler.emit_nvtx: the operator is before the comma."""
-    export = Export(tmp_path / "torch.sqlite")
-    export.range("vllm::all_reduce, op_id = 5, sizes = [[4, 8]]", 0, 2_000)
-    export.launch(1_000, 1)
-    export.kernel("void quickly<4>(x)::all_reduce_kernel", 5_000, 6_000, 1)
-    export.kernel(GATHER, 7_000, 8_000, 2)
-    (trace,) = read(export.done())
-    assert Counter(c.op for c in trace.collectives)["all-gather"] == 1
+    assert ([(s.phase, s.decode_seqs) for s in trace.steps], per_step(trace, "all-reduce")) == ([(phase, seqs)] * 2, [1, 1])
 
 
 def test_packed_and_unchanged(tmp_path):
@@ -236,7 +224,6 @@ def sound(tmp_path_factory):
 
 @given(st.data())
 def test_damaged_databases_are_read_or_refused(sound, tmp_path_factory, data):
-    """Cut off anywhere, or with bytes changed: what is readable, marked, or one line."""
     raw = bytearray(sound)
     if data.draw(st.booleans()):
         del raw[data.draw(st.integers(0, len(raw))) :]
@@ -259,9 +246,6 @@ def test_a_database_that_breaks_off_gives_what_is_readable(sound, tmp_path):
     traces = read(path)
     assert traces
     assert all(t.partial and [n for n in t.notes if n.code == "partial"] for t in traces)
-
-
-JUNK = st.none() | st.text(max_size=5) | st.floats() | st.binary(max_size=40) | st.integers(-(2**63), 2**63 - 1)
 
 
 @given(st.data())
@@ -287,9 +271,6 @@ def test_cells_of_any_type_are_read_or_refused(sound, tmp_path_factory, data):
         assert "\n" not in str(error)  # noqa: PT017
 
 
-ROW = st.tuples(st.integers(1, 3), st.integers(0, 2), st.integers(0, 10**9), st.integers(1, 10**6), st.booleans())
-
-
 @given(st.lists(ROW, min_size=1, max_size=30))
 def test_counts_and_times_are_those_of_sql(tmp_path_factory, rows):
     """Any processes on any GPUs: a trace for each pair, with its rows and nothing else."""
@@ -300,8 +281,7 @@ def test_counts_and_times_are_those_of_sql(tmp_path_factory, rows):
     expected = {(pid, device): [] for pid, device, *_ in rows}
     for pid, device, _, ns, communicates in rows:
         expected[pid, device].append((ns, communicates))
-    traces = read(path)
-    found = sorted((len(t.timeline.name), spent_ns(t), len(t.collectives)) for t in traces)
+    found = sorted((len(t.timeline.name), spent_ns(t), len(t.collectives)) for t in read(path))
     assert found == sorted((len(e), sum(ns for ns, _ in e), sum(c for _, c in e)) for e in expected.values())
     assert (sum(f[0] for f in found), sum(f[1] for f in found)) == counted(path)
 
@@ -314,7 +294,6 @@ def program(folder, text):
 
 
 def test_a_report_is_exported_by_nsys(tmp_path):
-    """The call as it is documented; the export is read like any other."""
     export = steps(Export(tmp_path / "export.sqlite")).done()
     report = tmp_path / "report1.nsys-rep"
     report.write_bytes(b"\x00 of its own kind")
@@ -352,22 +331,8 @@ def test_what_is_no_database():
     assert os.sep not in nsys.REPORTS[0]
 
 
-FOUND = json.loads((FIXTURES / "audit" / "rocprof.json").read_text())
-
-KERNELS = [f for f in FOUND if "rows" in f["expected"]]
-
-GENERIC = "ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)"
-
-KERNEL_COLUMNS = (
-    "Kind Agent_Id Queue_Id Stream_Id Thread_Id Dispatch_Id Kernel_Id Kernel_Name Correlation_Id Start_Timestamp End_Timestamp"
-)
-
-CALL_COLUMNS = "Domain Function Process_Id Thread_Id Correlation_Id Start_Timestamp End_Timestamp"
-
-
 def written(folder, found, number=0):
-    name = f"{number}_results.json" if found["kind"] == "json" else f"{number}_{found['kind']}.csv"
-    path = folder / name
+    path = folder / (f"{number}_results.json" if found["kind"] == "json" else f"{number}_{found['kind']}.csv")
     path.write_text(found.get("text") or json.dumps(found["document"]))
     return path
 
@@ -394,8 +359,7 @@ def test_tables_of_one_run_are_one_trace(tmp_path):
     """Kernels and copies of the documentation are of one process; so are those of the MI300X and the calls that launched them."""
     files = [written(tmp_path, of_kind(kind)) for kind in ("kernel_trace", "memory_copy_trace")]
     ((name, trace),) = read_all(files).left
-    assert name == "0_kernel_trace.csv"
-    assert (len(trace.timeline.name), spent_ns(trace)) == (5, 39451 + 203267)
+    assert (name, (len(trace.timeline.name), spent_ns(trace))) == ("0_kernel_trace.csv", (5, 39451 + 203267))
     assert sum(n.startswith("MEMORY_COPY") for n in trace.timeline.name) == 2
     others = [written(tmp_path, of_kind(kind, part), 7) for kind, part in (("kernel_trace", "MI300X"), ("hip_api_trace", ""))]
     assert [spent_ns(said) for _, said in read_all([*files, *others]).left] == [39451 + 203267, 3558884]
@@ -415,8 +379,7 @@ def test_a_table_alone(tmp_path):
 
 def table(columns, rows):
     out = io.StringIO()
-    writer = csv.writer(out, quoting=csv.QUOTE_NONNUMERIC)
-    writer.writerows([columns.split(), *rows])
+    csv.writer(out, quoting=csv.QUOTE_NONNUMERIC).writerows([columns.split(), *rows])
     return out.getvalue()
 
 
@@ -450,18 +413,15 @@ def made(folder, launches=True):
     return sorted(folder.glob("88_*.csv"))
 
 
-def test_generic_kernels_take_their_calls(tmp_path):
+def test_generic_kernels_take_their_calls_or_the_step_they_began_in(tmp_path):
     traces = [said for _, said in read_all(made(tmp_path)).left]
     assert [t.rank for t in traces] == [0, 1]
     for trace in traces:
-        assert per_step(trace, "all-reduce") == [1, 1]
-        assert per_step(trace, "all-gather") == [1, 1]
+        assert (per_step(trace, "all-reduce"), per_step(trace, "all-gather")) == ([1, 1], [1, 1])
         assert [s.decode_seqs for s in trace.steps] == [8, 8]
     assert run_here("audit", *made(tmp_path), "--json").returncode == 0
-
-
-def test_without_calls_of_hip_a_kernel_belongs_to_the_step_it_began_in(tmp_path):
-    traces = [said for _, said in read_all(made(tmp_path, launches=False)).left]
+    (tmp_path / "bare").mkdir()
+    traces = [said for _, said in read_all(made(tmp_path / "bare", launches=False)).left]
     assert [per_step(t, "collective") for t in traces] == [[2, 2], [2, 2]]
 
 
@@ -502,19 +462,14 @@ def test_json_says_the_same_as_the_tables(tmp_path):
             "marker_api": [record(2, 0, row) for row in rows["marker_api_trace.csv"]],
         },
     }
-    path = tmp_path / "out_results.json"
-    path.write_text(json.dumps({"rocprofiler-sdk-tool": [process]}))
+    path = put(tmp_path, "out_results.json", json.dumps({"rocprofiler-sdk-tool": [process]}))
     tables, document = [said for _, said in read_all(files).left], formats.read(path)
     for a, b in zip(tables, document, strict=True):
-        assert a.collectives == b.collectives
-        assert (a.steps, spent_ns(a), a.issued) == (b.steps, spent_ns(b), b.issued)
+        assert (a.collectives, (a.steps, spent_ns(a), a.issued)) == (b.collectives, (b.steps, spent_ns(b), b.issued))
 
 
 def test_cut_off_tables_give_what_is_readable(tmp_path):
-    text = of_kind("kernel_trace")["text"]
-    path = tmp_path / "1_kernel_trace.csv"
-    path.write_text(text[:-60])
-    (trace,) = formats.read(path)
+    (trace,) = formats.read(put(tmp_path, "1_kernel_trace.csv", of_kind("kernel_trace")["text"][:-60]))
     assert (len(trace.timeline.name), spent_ns(trace)) == (2, 16157 + 10464)
     assert [n for n in trace.notes if n.code == "partial" and "line 4" in n]
     assert trace.partial
@@ -526,8 +481,7 @@ def test_cut_off_json_gives_the_records_before(tmp_path_factory, at):
     process["buffer_records"]["kernel_dispatch"] *= 5
     whole = json.dumps({"rocprofiler-sdk-tool": [process]})
     text = whole[: at % len(whole)]
-    path = tmp_path_factory.mktemp("cut") / "r.json"
-    path.write_text(text)
+    path = put(tmp_path_factory.mktemp("cut"), "r.json", text)
     kept = text.count('"graph_node_id": 0}')
     try:
         (trace,) = formats.read(path)
@@ -538,19 +492,9 @@ def test_cut_off_json_gives_the_records_before(tmp_path_factory, at):
         assert [n for n in trace.notes if n.code == "partial"]
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "words"),
-    [
-        ("x.pftrace", "\n\x05", "Perfetto protobuf"),
-        ("1_agent_info.csv", '"Node_Id","Logical_Node_Id","Agent_Type"\n0,0,"CPU"\n', "no kernel or call"),
-        ("r.json", '{"rocprofiler-sdk-tool": [{"buffer_records": {"kernel_dispatch": [{"a": 1}]}}]}', "wrong form"),
-        ("r.json", '{"rocprofiler-sdk-tool": 7}', "wrong form"),
-        ("1_kernel_trace.csv", '"Kind","Kernel_Name","Start_Timestamp","End_Timestamp"\n' + "a" * 3_000_000, "no kernel or call"),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "words"), DATA["what_is_refused"])
 def test_what_is_refused(tmp_path, name, text, words):
-    path = tmp_path / name
-    path.write_text(text)
+    path = put(tmp_path, name, text)
     with pytest.raises(ValueError, match=words) as refused:
         formats.read(path)
     assert "\n" not in str(refused.value)
@@ -572,5 +516,4 @@ def test_damaged_tables_are_read_or_refused(tmp_path_factory, found, data):
 @pytest.mark.parametrize("kind", ["marker_api_trace", "hip_api_trace"])
 def test_calls_alone_take_no_time_that_could_be_told(tmp_path, kind):
     found = audit([written(tmp_path, of_kind(kind))])
-    assert found.sections[0].causes == ()
-    assert found.verdict == "unknown"
+    assert (found.sections[0].causes, found.verdict) == ((), "unknown")

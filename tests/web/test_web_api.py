@@ -44,10 +44,13 @@ CASES = {
     "experts": {"m": "qwen3-30b-a3b", "c": "2x8xh100-sxm", "ph": "train", "dp": "16", "ep": "8"},
     "free": {"h": "8192", "L": "80", "c": "8x8xh100-sxm", "tp": "16", "dp": "4", "ph": "train"},
 }
+UNITS = {
+    "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "s": 1, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9,
+    **{p + u: f for u in ("B/s", "FLOP", "FLOP/s") for p, f in zip(("", *"kMGTP"), (1, 1e3, 1e6, 1e9, 1e12, 1e15), strict=True)},
+}  # fmt: skip
 
 
 def command_line(words):
-    """What the command prints, or None where it refuses."""
     out = io.StringIO()
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
@@ -60,7 +63,6 @@ def command_line(words):
 
 @cache
 def view_of(name):
-    """The page's view of a case, asked for once by all who only read it."""
     return get("view", **CASES[name])
 
 
@@ -117,8 +119,7 @@ def test_the_page_says_what_the_command_line_says_for_random_states(tmp_path, mo
             assert shown["totals"][name] == said[name], (name, asked)
         assert shown["sentence"] == said["verdict"]
         if state.question.trains:
-            assert shown["totals"]["mfu"] == said["mfu"]
-            assert shown["binding"]["axis"] == said["binding"]
+            assert (shown["totals"]["mfu"], shown["binding"]["axis"]) == (said["mfu"], said["binding"])
         assert sum(line["exposed_s"] for line in shown["bill"]) == pytest.approx(shown["totals"]["step_s"], rel=1e-9)
         legal += 1
         phases.add((state["ph"], bool(state.file)))
@@ -130,15 +131,8 @@ def test_api_bill_and_fit_are_the_command_lines_documents(name):
     state = parse(CASES[name].items())
     if state.file:
         return
-    line = shlex.split(view_of(name)["commands"]["commtax"])[1:]
-    assert get("bill", **CASES[name]) == command_line(line)
+    assert get("bill", **CASES[name]) == command_line(shlex.split(view_of(name)["commands"]["commtax"])[1:])
     assert get("fit", **CASES[name])["model"] == state["m"]
-
-
-UNITS = {
-    "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "s": 1, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9,
-    **{p + u: f for u in ("B/s", "FLOP", "FLOP/s") for p, f in zip(("", *"kMGTP"), (1, 1e3, 1e6, 1e9, 1e12, 1e15), strict=True)},
-}  # fmt: skip
 
 
 def evaluate(text):
@@ -170,8 +164,7 @@ def test_a_layer_is_compute_and_what_is_exposed_to_scale(name):
     state = parse(CASES[name].items())
     b, drawn = price(settle(state.question)), layer_of(price(settle(state.question)))
     lanes = {lane: [x for x in drawn.bars if x.segment.lane == lane] for lane in ("compute", "comm")}
-    exposed = sum(z - a for x in drawn.bars for a, z in x.exposed)
-    assert exposed == pytest.approx(drawn.length_s, rel=1e-9)
+    assert sum(z - a for x in drawn.bars for a, z in x.exposed) == pytest.approx(drawn.length_s, rel=1e-9)
     for bar in lanes["compute"]:
         assert not bar.hidden
     edges = sorted(x for bar in drawn.bars for x in bar.exposed)
@@ -233,8 +226,7 @@ def test_what_ifs_of_collectives_are_the_whole_step_priced_again(name, eager):
 def test_the_normal_state_asks_the_same_question(name):
     first = get("view", **CASES[name])
     again = get("view", **first["state"])
-    assert again["state"] == first["state"]
-    assert again["totals"] == first["totals"]
+    assert (again["state"], again["totals"]) == (first["state"], first["totals"])
 
 
 @each("name", CASES)
@@ -253,8 +245,7 @@ def test_grids_hold_this_state_and_load_their_cells(name, kind):
     shown, found = view_of(name), get("compare", **CASES[name], grid=kind)
     row, column = found["here"]
     here = next(c for c in found["cells"] if (c["row"], c["column"]) == (row, column))
-    assert (here["step_s"], here["fits"]) == (shown["totals"]["step_s"], shown["totals"]["fits"])
-    assert here["patch"] == {}
+    assert ((here["step_s"], here["fits"]), here["patch"]) == ((shown["totals"]["step_s"], shown["totals"]["fits"]), {})
     assert len(found["cells"]) == len(found["rows"]) * len(found["columns"])
     state = parse(CASES[name].items())
     for cell in random.Random(1).sample(found["cells"], 4):
@@ -313,8 +304,7 @@ def busy(pipeline):
 def test_the_pipeline_is_the_bills():
     asked = CASES["pipeline"]
     found, b = get("pipeline", **asked), price(settle(parse(asked.items()).question))
-    assert len(found["lanes"]) == 4
-    assert {bar["stage"] for bar in found["bars"]} == {0, 1, 2, 3}
+    assert (len(found["lanes"]), {bar["stage"] for bar in found["bars"]}) == (4, {0, 1, 2, 3})
     assert {bar["microbatch"] for bar in found["bars"]} == set(range(16))
     assert found["bubble_fraction"] == pytest.approx(3 / 19, rel=0.02)
     assert float(b.bubble_fraction) < found["bubble_fraction"]
@@ -334,8 +324,7 @@ def test_presets_and_the_tour_answer():
 def test_the_tour_has_both_flips():
     inside, past, _, enough, under = (get("view", **step["state"]) for step in catalogue()["tour"])
     tax = [next(x for x in v["axes"] if x["axis"] == "tp") for v in (inside, past)]
-    assert tax[0]["link"] == "nvlink4"
-    assert tax[1]["link"] == "ib-ndr"
+    assert (tax[0]["link"], tax[1]["link"]) == ("nvlink4", "ib-ndr")
     assert tax[1]["tax"] > 1.5 * tax[0]["tax"]
     assert past["binding"]["axis"] == "tp"
     assert past["totals"]["step_s"] > 1.2 * inside["totals"]["step_s"], "the same batch takes longer past the edge"
@@ -362,8 +351,7 @@ def test_the_measurement_that_would_settle_most():
 
 
 def test_defaults_and_the_table_of_keys_agree():
-    assert State().keys == {key.name: key.default for key in KEYS}
-    assert parse([]) == State()
+    assert (State().keys, parse([])) == ({key.name: key.default for key in KEYS}, State())
 
 
 def test_the_schema_tells_the_same_keys():
@@ -371,8 +359,7 @@ def test_the_schema_tells_the_same_keys():
     told = json.loads(body)
     assert status == 200
     asked = {name for name, kinds in told["paths"].items() if "get" in kinds}
-    assert asked == {f"/api/{name}" for name in ANSWERS}
-    assert set(told["paths"]) - asked == {"/api/audit"}
+    assert (asked, set(told["paths"]) - asked) == ({f"/api/{name}" for name in ANSWERS}, {"/api/audit"})
     assert [p["name"] for p in told["paths"]["/api/view"]["get"]["parameters"]] == [key.name for key in KEYS]
     assert {"200", "400", "422"} <= set(told["paths"]["/api/bill"]["get"]["responses"])
 
@@ -382,10 +369,8 @@ def test_refusals_say_the_rule_and_the_nearest():
     assert (status, told["argument"], told["nearest"]) == (422, "tp", [2, 4])
     assert refused("view", {"tp": "4096"})[1]["nearest"] == [1024]
     status, told = refused("view", {"tpp": "3"})
-    assert (status, told["argument"]) == (400, "tpp")
-    assert refused("view", {"m": "llama-3.1-9b"})[1]["argument"] == "m"
-    assert refused("view", {"c": "8xh101"})[1]["argument"] == "c"
-    assert refused("view", {"h": "100"})[1]["nearest"] == [128]
+    assert ((status, told["argument"]), refused("view", {"m": "llama-3.1-9b"})[1]["argument"]) == ((400, "tpp"), "m")
+    assert (refused("view", {"c": "8xh101"})[1]["argument"], refused("view", {"h": "100"})[1]["nearest"]) == ("c", [128])
 
 
 def test_html_files_hold_the_pictures(tmp_path, capsys):

@@ -16,13 +16,9 @@ from paths import ROOT
 from web_client import refused
 
 AXES = ("tp", "pp", "dp", "ep", "cp")
-
 MOE = {"m": "deepseek-v3", "c": "2x8xh200-sxm", "tp": "8", "dp": "2", "ep": "16"}
-
 TRAIN = {"m": "llama-3.1-70b", "c": "8x8xh100-sxm", "ph": "train", "tp": "4", "pp": "4", "dp": "4", "n": "16"}
-
 SPARSE = {"m": "qwen3-30b-a3b", "c": "8x8xh100-sxm", "ph": "train", "dp": "64", "ep": "8", "n": "16"}
-
 CASES = {
     "vllm": MOE,
     "sglang": {**MOE, "e": "sglang"},
@@ -38,10 +34,17 @@ CASES = {
     "experts": SPARSE,
     "thousands": {"m": "llama-3.1-405b", "c": "2048x8xh100-sxm", "ph": "train", "tp": "8", "pp": "16", "dp": "128", "n": "64"},
 }
+HOST = ("llama-3.1-8b", "8xh100-sxm")
+FRONTS = {
+    "limits": lambda: serving_front(commtax.plan(*HOST, tpot_s="30ms")),
+    "no limit": lambda: serving_front(commtax.plan(*HOST)),
+    "too slow": lambda: serving_front(commtax.plan(*HOST, tpot_s="10us")),
+    "too large": lambda: serving_front(commtax.plan("llama-3.1-405b", "1xh100-sxm")),
+    "training": lambda: training_front(commtax.plan_training("llama-3.1-8b", "8xh100-sxm", global_batch=64)),
+}
 
 
 def walk(case):
-    """The state, and each place of each slider: axis, value, patch, note."""
     state = parse(case.items())
     shown = view(state)
     ways = shown["moves"]
@@ -68,20 +71,15 @@ def test_every_place_of_a_slider_is_legal(name):
             assert not note
 
 
-def test_no_size_locks_another():
+def test_experts_follow_tp_and_dp_and_no_size_locks_another():
+    _, places = walk(MOE)
+    moved = {(axis, value): patch for axis, value, patch, _ in places}
+    assert (moved["tp", 4], moved["tp", 16]) == ({"tp": 4, "dp": 2, "ep": 8}, {"tp": 16, "dp": 1, "ep": 16})
+    assert (moved["dp", 16], moved["ep", 8]["dp"]) == ({"tp": 1, "dp": 16, "ep": 16}, 1)
     for name in ("vllm", "sglang", "megatron", "experts"):
         state, places = walk(CASES[name])
         for axis in ("tp", "pp", "dp") if state.question.trains else ("tp", "dp", "ep"):
             assert len([1 for a, *_ in places if a == axis]) >= 3, (name, axis)
-
-
-def test_experts_follow_tp_and_dp():
-    _, places = walk(MOE)
-    moved = {(axis, value): patch for axis, value, patch, _ in places}
-    assert moved["tp", 4] == {"tp": 4, "dp": 2, "ep": 8}
-    assert moved["tp", 16] == {"tp": 16, "dp": 1, "ep": 16}
-    assert moved["dp", 16] == {"tp": 1, "dp": 16, "ep": 16}
-    assert moved["ep", 8]["dp"] == 1
 
 
 @pytest.mark.parametrize("name", ["megatron", "interleaved", "fsdp", "experts", "thousands"])
@@ -132,29 +130,15 @@ def test_what_no_size_mends_has_no_other_plan():
     assert refused("view", {"e": "megatron"})[1]["instead"] is None
 
 
-def test_the_page_names_its_controls_where_a_terminal_names_options() -> None:
+def test_controls_are_named_as_the_page_labels_them() -> None:
     likely = words("likely", sure="99% likely", wanted="65%")
     assert (likely, on_page(likely)) == ("; 99% likely, 65% required (--confidence)", "; 99% likely, 65% required (‘Limits hold’)")
     assert on_page(words("within-margin", margin="5%")) == "within the margin of 5%; measure both"
     assert on_page(words("remedy-weights", dtype="fp8")) == "weights in fp8 (‘Weights’ fp8)"
     assert on_page("a decode step takes 2 ms") == "a decode step takes 2 ms"
-
-
-def test_labels_are_those_of_the_controls() -> None:
     page = (ROOT / "src/commtax/web/page/index.html").read_text() + (ROOT / "src/commtax/web/page/inputs.js").read_text()
     for label in LABELS.values():
         assert f">{label}" in page or f'name: "{label}"' in page, label
-
-
-HOST = ("llama-3.1-8b", "8xh100-sxm")
-
-FRONTS = {
-    "limits": lambda: serving_front(commtax.plan(*HOST, tpot_s="30ms")),
-    "no limit": lambda: serving_front(commtax.plan(*HOST)),
-    "too slow": lambda: serving_front(commtax.plan(*HOST, tpot_s="10us")),
-    "too large": lambda: serving_front(commtax.plan("llama-3.1-405b", "1xh100-sxm")),
-    "training": lambda: training_front(commtax.plan_training("llama-3.1-8b", "8xh100-sxm", global_batch=64)),
-}
 
 
 @pytest.mark.parametrize("name", FRONTS)

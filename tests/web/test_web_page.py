@@ -23,7 +23,6 @@ TRAIN = "m=llama-3.1-70b&c=8x8xh100-sxm&ph=train&tp=4&pp=4&dp=4&n=16&rc=full&z=1
 
 
 def picture(page: Any) -> tuple[str, ...]:
-    """All that one state shows at once."""
     return tuple(page.inner_text(f"#{name}") for name in ("sentence", "axes", "bill", "changes", "memory", "commands"))
 
 
@@ -84,8 +83,7 @@ def test_a_link_shows_the_same_picture(visit: Callable[..., Any]) -> None:
     before = picture(page)
     page.reload()
     painted(page)
-    assert picture(page) == before
-    assert picture(visit(page.url)) == before
+    assert (picture(page), picture(visit(page.url))) == (before, before)
 
 
 @needs_browser
@@ -261,8 +259,7 @@ def test_bad_input_is_shown_and_the_picture_stays(visit: Callable[..., Any]) -> 
     page.fill("#in-m", "<img src=x onerror=alert(1)>")
     page.keyboard.press("Enter")
     page.wait_for_selector("#problem[role=alert]:not([hidden])")
-    assert page.inner_text("#title") == title
-    assert page.locator("#problem img").count() == 0
+    assert (page.inner_text("#title"), page.locator("#problem img").count()) == (title, 0)
     page.get_by_role("button", name="Undo").click()
     page.wait_for_selector("#problem", state="hidden")
     page.check("#mode-pasted", force=True)
@@ -294,7 +291,6 @@ def test_an_answer_that_never_comes_is_told_in_words_and_given_up_when_the_state
 
 
 def move(page: Any, state: str) -> None:
-    """Go to another state of the same view without loading the page again."""
     go = "to => { history.pushState(null, '', to + location.hash); dispatchEvent(new PopStateEvent('popstate')); }"
     page.evaluate(go, f"?{state}")
 

@@ -24,8 +24,10 @@ from commtax.web.serving_rates import histogram
 from each import each
 from page_pictures import kept_text, said_on_page
 from paths import FIXTURES, ROOT
+from tables import tables
 from web_client import ask, get
 
+DATA = tables(__file__)
 why_not = missing()
 needs_browser = pytest.mark.skipif(bool(why_not), reason=why_not)
 SMALL = {"m": "llama-3.2-1b", "c": "2xh100-sxm"}
@@ -41,16 +43,13 @@ FULL = "document.querySelector('#plans-body .sortable tbody tr') !== null && !do
 STATE = {"m": "llama-3.2-1b", "c": "2xh100-sxm", "tp": "2", "il": "256", "ol": "32"}
 QUERY = "m=llama-3.2-1b&c=2xh100-sxm&tp=2&il=256&ol=32"
 FILE = (b"content-type", b"application/octet-stream")
-MANIFEST = """\
-kind: Deployment
-spec: {template: {spec: {containers: [{name: vllm, image: "vllm/vllm-openai:v0.10.0",
-  args: ["--model", "meta-llama/Llama-3.1-8B-Instruct", "--tensor-parallel-size", "2"]}]}}}
-"""
+MANIFEST = DATA["manifest"]
 DRAWN = "id => document.querySelector(`#${id} .plan-sentence`) !== null && !document.querySelector(`#${id}[aria-busy]`)"
+CUT = """[...document.querySelectorAll('main .scroll, main table')]
+  .filter(x => x.clientWidth && x.scrollWidth > x.clientWidth + 1).map(x => x.closest('section').id)"""
 
 
 def words(found: Any) -> list[str]:
-    """All sentences of an answer that the page shows."""
     return [
         found["sentence"],
         *found["why"],
@@ -79,16 +78,14 @@ def test_a_table_has_what_its_columns_say_and_one_recommended_plan(kind: str) ->
     found = get(kind if kind in ANSWERS else "plan", **ASKED[kind])
     rows, columns = found["table"]["rows"], found["table"]["columns"]
     assert sum("recommended" in row["roles"] for row in rows) == 1
-    chosen = next(row for row in rows if "recommended" in row["roles"])
-    assert chosen["name"] == found["recommended"]["verdict"]
+    assert next(row for row in rows if "recommended" in row["roles"])["name"] == found["recommended"]["verdict"]
     for column in columns:
         for row in rows:
             low, high = row["ranges"].get(column["key"]) or (None, None)
             if low is not None:
                 assert low <= row["values"][column["key"]] <= high
     assert {"fleet": "utilisation", "training": "days"}.get(kind, "tokens_per_s_per_user") in {c["key"] for c in columns}
-    assert len(found["sides"]) == (2 if kind == "several" else 0)
-    assert sum(point["best"] for point in found["front"]) == 1
+    assert (len(found["sides"]), sum(point["best"] for point in found["front"])) == ((2 if kind == "several" else 0), 1)
 
 
 def violations(page: Any, place: str = "html", *rules: str) -> list[tuple[str, str]]:
@@ -102,7 +99,6 @@ def violations(page: Any, place: str = "html", *rules: str) -> list[tuple[str, s
 
 
 def column(page: Any, title: str) -> list[float]:
-    """Figures of a column in the order that they are shown in, as they are written."""
     cells = page.locator(f"#plans-body .sortable td[data-label='{title}'] > span").all_inner_texts()
     return [float(text.split()[0].replace(",", "").lstrip("$")) for text in cells]
 
@@ -119,8 +115,7 @@ def test_traffic_is_what_its_command_prints_and_grows_with_the_rate() -> None:
         assert ordered == sorted(ordered)
     steps = found["detail"]["timeline"]["slices"]
     assert all(a[2] <= b[1] + 1e-5 for a, b in itertools.pairwise(steps)), "one engine has one step at a time"
-    asked = get("traffic", **STATE, rps="3")
-    assert asked["detail"]["rate"] == 3
+    assert get("traffic", **STATE, rps="3")["detail"]["rate"] == 3
 
 
 @given(st.lists(st.tuples(st.floats(1e-4, 10), st.integers(0, 1000)), min_size=1, max_size=30))
@@ -131,8 +126,7 @@ def test_a_histogram_holds_every_gap_once(gaps: list[tuple[float, int]]) -> None
     if not counts.sum():
         assert told["shares"] == []
         return
-    assert sum(told["shares"]) + told["beyond"] == pytest.approx(1)
-    assert told["edges_s"] == sorted(told["edges_s"])
+    assert (sum(told["shares"]) + told["beyond"], told["edges_s"]) == (pytest.approx(1), sorted(told["edges_s"]))
 
 
 def test_memory_is_what_its_command_prints_for_every_size() -> None:
@@ -140,8 +134,7 @@ def test_memory_is_what_its_command_prints_for_every_size() -> None:
         found = get("memory", **{**STATE, "tp": tp})
         told = json.loads(run_here(*shlex.split(found["command"])[1:], "--json").stdout)
         assert {key: found[key] for key in told} == told
-    assert [row["tp"] for row in found["sizes"]] == [1, 2]
-    assert found["sizes"][1]["kv_tokens"] == told["kv_tokens"]
+    assert ([row["tp"] for row in found["sizes"]], found["sizes"][1]["kv_tokens"]) == ([1, 2], told["kv_tokens"])
     large = get("memory", m="llama-3.1-70b", c="8xh100-sxm")
     assert not large["fits"]
     assert large["advised"]
@@ -157,8 +150,7 @@ def drop(name: str, body: bytes, *headers: tuple[bytes, bytes], query: str = "")
 def test_a_dropped_file_is_audited_like_one_that_is_named() -> None:
     log = FIXTURES / "vllm-cpu-tp2.log"
     status, found = drop(log.name, log.read_bytes())
-    assert status == 200
-    assert found["document"] == json.loads(run_here("audit", log, "--json").stdout)
+    assert (status, found["document"]) == (200, json.loads(run_here("audit", log, "--json").stdout))
     test = ROOT / "examples" / "all-reduce-8xh100.txt"
     status, found = drop(test.name, test.read_bytes())
     assert found["document"] == json.loads(run_here("audit", test, "--cluster", "8xh100-sxm", "--json").stdout), (
@@ -180,8 +172,7 @@ def test_ranks_dropped_together_are_one_run() -> None:
     bodies = [path.read_bytes() for path in ranks]
     sizes = f"sizes={','.join(str(len(body)) for body in bodies)}&"
     status, found = drop("/".join(path.name for path in ranks), b"".join(bodies), query=sizes)
-    assert status == 200
-    assert found["document"] == json.loads(run_here("audit", *ranks, "--json").stdout)
+    assert (status, found["document"]) == (200, json.loads(run_here("audit", *ranks, "--json").stdout))
     assert "rank 1 is the culprit" in found["title"]
     assert drop("a.log/b.log", b"xyz", query="sizes=1,1&")[0] == 422, "sizes that are not those of the bytes"
 
@@ -210,8 +201,7 @@ def test_files_are_refused_by_name_and_nothing_of_the_machine_is_told() -> None:
         assert 400 <= status < 500
         assert "/dev/" not in found["error"]
     assert drop("a.log", b"x", (b"content-type", b"text/plain"), (b"content-length", b"1"))[0] == 415
-    assert drop("a.log", b"x", FILE)[0] == 411
-    assert drop("a.log", b"x", FILE, (b"content-length", b"99999999999"))[0] == 413
+    assert (drop("a.log", b"x", FILE)[0], drop("a.log", b"x", FILE, (b"content-length", b"99999999999"))[0]) == (411, 413)
     assert ask("/api/view", method="POST")[0] == 405
 
 
@@ -231,8 +221,7 @@ def test_plans_are_sorted_by_a_click_and_the_address_knows(visit: Callable[..., 
     until(page, FULL)
     assert column(page, "per user") == sorted(column(page, "per user")), "a link sorts as it did"
     page.click("[data-k=sort-tokens_per_s_per_user]")
-    assert column(page, "per GPU") == ranked
-    assert page.locator(".sortable tr.chosen").count() == 1
+    assert (column(page, "per GPU"), page.locator(".sortable tr.chosen").count()) == (ranked, 1)
 
 
 @needs_browser
@@ -313,23 +302,12 @@ def test_what_leaves_the_page(visit: Callable[..., Any], tmp_path: Path) -> None
     assert kept["PNG"].startswith(b"\x89PNG")
 
 
-SEEN = {
-    "plan": "#plans-body .sortable",
-    "traffic": "#traffic-view .answer",
-    "fit": "#fit-view .answer",
-    "step": ".map",
-    "run": "#drop-zone",
-}
-CUT = """[...document.querySelectorAll('main .scroll, main table')]
-  .filter(x => x.clientWidth && x.scrollWidth > x.clientWidth + 1).map(x => x.closest('section').id)"""
-
-
 @needs_browser
 @pytest.mark.parametrize(("width", "scheme", "other"), [(400, "dark", "light"), (900, "dark", "light"), (1440, "light", "dark")])
 def test_every_view_fits_its_window_and_can_be_read_by_all(visit: Callable[..., Any], width: int, scheme: str, other: str) -> None:
     """One look at each view; what a table holds is seen without scrolling sideways. Of the other scheme the colours are read."""
     page = visit(f"{QUERY}&tpot=20#plan", viewport={"width": width, "height": 6000}, scheme=scheme)
-    for view, drawn in SEEN.items():
+    for view, drawn in DATA["seen"].items():
         page.click(f"#views a[href='#{view}']")
         page.wait_for_selector(drawn)
         until(page, "!document.querySelector('main [aria-busy=true]')")
@@ -351,8 +329,7 @@ def test_a_plan_is_found_with_the_keyboard_alone(visit: Callable[..., Any]) -> N
     until(page, FULL)
     page.focus("#show-inputs")
     page.keyboard.press("Enter")
-    reached = tab_to(page, "in-tpot")
-    assert {"in-m", "in-c", "in-cs", "in-il"} <= set(reached)
+    assert {"in-m", "in-c", "in-cs", "in-il"} <= set(tab_to(page, "in-tpot"))
     page.keyboard.type("20")
     page.keyboard.press("Enter")
     until(page, f"location.search.includes('tpot=20') && {FULL}")
@@ -370,7 +347,6 @@ def test_a_plan_is_found_with_the_keyboard_alone(visit: Callable[..., Any]) -> N
 
 
 def tab_to(page: Any, name: str) -> list[str]:
-    """What the Tab key passes on its way to a control, which all show that they have the focus."""
     passed = []
     for _ in range(80):
         page.keyboard.press("Tab")
@@ -406,8 +382,7 @@ def test_a_busy_server_is_asked_again(visit: Callable[..., Any]) -> None:
 def test_a_rate_is_chosen_on_the_picture_and_steps_are_scrubbed(visit: Callable[..., Any]) -> None:
     page = visit(f"{QUERY}#traffic", viewport={"width": 1280, "height": 2600})
     until(page, DRAWN, "traffic-view")
-    assert page.locator(".knee-line").count() == 2
-    assert page.locator(".percentiles tbody tr").count() == 5
+    assert (page.locator(".knee-line").count(), page.locator(".percentiles tbody tr").count()) == (2, 5)
     assert page.locator(".gap-bar").count() >= 2
     page.locator(".rate-band").first.focus()
     for _ in range(2):
