@@ -163,15 +163,13 @@ def _group(members: list[tuple[dict[str, str], dict[str, Any]]]) -> Group:
     arrays = {name: np.array([q[name] for _, q in members]) for name in ARRAYS}
     words = {key: value for key, value in asked.items() if key not in (*ARRAYS, "engine")}
     seen = {metric: np.array([one.get(f"{metric}_s", np.nan) for one in seconds]) for metric in METRICS}
-    apart = np.array([may_draft(row) for row, _ in members]) | _impossible(engine, words, arrays, seen["tpot"])
+    tpot_s = seen["tpot"]
+    found = simulate(engine=engine, **words, **arrays)
+    apart = np.array([may_draft(row) for row, _ in members]) | np.broadcast_to(
+        ~holds_weights(found.question) | (tpot_s < floor(found, "decode")), len(tpot_s)
+    )
     of = grouped(engine, asked["cluster"].chip, asked["model"], asked["dtype"], publisher(row), file_of(row))
     return replace(of, words=words, arrays=arrays, seen=seen, apart=apart, fitted=np.array([may_fit(row) for row, _ in members]))
-
-
-def _impossible(engine: Engine, words: Mapping[str, Any], arrays: Mapping[str, Any], tpot_s: Any) -> Any:
-    """Runs that no memory holds, or that beat their bytes and FLOPs."""
-    found = simulate(engine=engine, **words, **arrays)
-    return np.broadcast_to(~holds_weights(found.question) | (tpot_s < floor(found, "decode")), len(tpot_s))
 
 
 def levels(group: Group, field: str) -> list[Level]:

@@ -191,26 +191,6 @@ def _replaced(rng: random.Random, raw: bytes) -> bytes:
     return rng.choice((*CRAFTED, rng.randbytes(1000), raw * 20))
 
 
-def _deep(rng: random.Random, _: Any) -> Any:
-    found: Any = 1
-    for _depth in range(rng.choice((50, 900, 3000))):
-        found = [found] if rng.random() < 0.5 else {"a": found}
-    return found
-
-
-def _places(document: Any) -> list[tuple[Any, Any]]:
-    """All containers with their keys, however deep."""
-    found: list[tuple[Any, Any]] = []
-    todo = [document]
-    while todo and len(found) < 20_000:
-        node = todo.pop()
-        for key, inner in node.items() if isinstance(node, dict) else enumerate(node):
-            found.append((node, key))
-            if isinstance(inner, (dict, list)):
-                todo.append(inner)
-    return found
-
-
 def _json_change(change: Callable[[random.Random, Any, Any, Any], None]) -> Callable[[random.Random, bytes], bytes]:
     """A change of one value of a document, or of one line of many; what is no document stays."""
 
@@ -229,7 +209,14 @@ def _json_change(change: Callable[[random.Random, Any, Any, Any], None]) -> Call
         if not isinstance(document, (dict, list)) or not document:
             return raw
         for _ in range(rng.choice((1, 1, 3))):
-            places = _places(document)
+            places: list[tuple[Any, Any]] = []
+            todo = [document]
+            while todo and len(places) < 20_000:
+                node = todo.pop()
+                for key, inner in node.items() if isinstance(node, dict) else enumerate(node):
+                    places.append((node, key))
+                    if isinstance(inner, (dict, list)):
+                        todo.append(inner)
             if places:
                 change(rng, *(place := rng.choice(places)), rng.choice(places)[0] if place else None)
         try:
@@ -243,7 +230,10 @@ def _json_change(change: Callable[[random.Random, Any, Any, Any], None]) -> Call
 
 
 def _other_value(rng: random.Random, node: Any, key: Any, _: Any) -> None:
-    node[key] = rng.choice((*OTHERS, float("nan"), float("inf"), _deep(rng, None)))
+    found: Any = 1
+    for _depth in range(rng.choice((50, 900, 3000))):
+        found = [found] if rng.random() < 0.5 else {"a": found}
+    node[key] = rng.choice((*OTHERS, float("nan"), float("inf"), found))
 
 
 def _without(_rng: random.Random, node: Any, key: Any, _: Any) -> None:

@@ -41,17 +41,6 @@ def make(folder: Path) -> Path:
     )
     for name, text in LAUNCHES.items():
         (folder / name).write_text(text)
-    _benches(folder)
-    _traces(folder)
-    _collectives(folder)
-    _models(folder)
-    _tables(folder / "tables")
-    _profiles(folder)
-    _experiment(folder / "study")
-    return folder
-
-
-def _benches(folder: Path) -> None:
     serve = json.loads((folder / "vllm-cpu-tp1.serve.json").read_text())
     line = {**serve, "backend": "sglang", "mean_e2e_latency_ms": 800.0, "max_concurrency": 8, "accept_length": 1.0}
     (folder / "sglang.jsonl").write_text(f"{json.dumps(line)}\n{json.dumps({**line, 'max_concurrency': 4})}\n")
@@ -59,13 +48,16 @@ def _benches(folder: Path) -> None:
         name: {"unit": "ms", "avg": 40.0, "p50": 38.0, "p99": 90.0} for name in ("time_to_first_token", "inter_token_latency")
     }
     (folder / "aiperf.json").write_text(json.dumps({**blocks, "request_latency": {"unit": "ms", "avg": 900.0}}))
-
-
-def _traces(folder: Path) -> None:
     import made_traces
 
     for rank in (0, 1):
         made_traces.write(folder / f"graphs-rank{rank}.json", made_traces.decode_graphs(5, 1, rank=rank, late_us=3.0 * rank))
+    _collectives(folder)
+    _models(folder)
+    _tables(folder / "tables")
+    _profiles(folder)
+    _experiment(folder / "study")
+    return folder
 
 
 def _collectives(folder: Path) -> None:

@@ -136,7 +136,11 @@ def _worth(answer: Answer, i: int) -> float:
 def _published(answer: Answer, row: Row) -> tuple[float, str]:
     """The published plan's worth at its best load; 0 where it is not good, and why."""
     if isinstance(answer, TrainPlans):
-        return _published_training(answer, row["ran"])
+        tried = [training_standing(answer, run) for run in _ways(answer, row["ran"])]
+        good = [stood for stood in tried if stood.rank]
+        if not good:
+            return 0.0, tried[0].reason if tried else "no such way to train"
+        return 1 / min(float(stood.rows.step_s[0]) for stood in good), ""
     stood = _published_serving(answer, row["ran"])
     if stood.rank:
         return float(objective_value(answer.question, stood.rows)[0]), ""
@@ -154,15 +158,6 @@ def _published_serving(answer: ServingPlans, ran: Mapping[str, Any]) -> Standing
 
 def _sizes(ran: Mapping[str, int]) -> dict[str, int]:
     return {axis: ran.get(axis, 1) for axis in SERVED}
-
-
-def _published_training(answer: TrainPlans, ran: Mapping[str, Any]) -> tuple[float, str]:
-    """The fastest way to run it of those that its source leaves open."""
-    tried = [training_standing(answer, run) for run in _ways(answer, ran)]
-    good = [stood for stood in tried if stood.rank]
-    if not good:
-        return 0.0, tried[0].reason if tried else "no such way to train"
-    return 1 / min(float(stood.rows.step_s[0]) for stood in good), ""
 
 
 def _ways(answer: TrainPlans, ran: Mapping[str, Any]) -> Iterator[Question]:

@@ -151,10 +151,6 @@ def read_runs(runs: Sequence[Run], nsys: str, watch: Watch | None = None, proces
     sizes = sorted(map(_text_bytes, runs))
     if count < 2 or sum(sizes[:-1]) < COUNT.worth_bytes:
         return [_read(run, nsys, watch) for run in runs]
-    return _read_in_processes(runs, nsys, watch, count)
-
-
-def _read_in_processes(runs: Sequence[Run], nsys: str, watch: Watch | None, count: int) -> list[ReadRecords]:
     import multiprocessing  # here, because most runs need no second process
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool

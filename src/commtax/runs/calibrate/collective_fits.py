@@ -147,7 +147,14 @@ def _fit_op(rows: Rows, place: MeasuredMachine) -> tuple[tuple[Path, ...], Profi
     best = _best(op, nbytes, ranks, times)
     spread = robust_fit.half_width(best.residuals, best.constants)
     paths = tuple(replace(p, ranks=(worlds[0], worlds[-1]), spread=spread) for p in _paths(best, op, rows[0].library))
-    _both_sides(name, paths, nbytes, worlds)
+    latency, wire = path_parts(paths[0], float(nbytes.min()), worlds[-1])
+    late, moved = path_parts(paths[-1], float(nbytes.max()), worlds[-1])
+    crossing = float(latency) * paths[-1].bandwidth_Bps / float(ring_factor(paths[0].op, worlds[-1]))
+    if latency < wire:
+        raise TooFewError(f"{name}: no size is mostly latency; measure below {format_bytes(max(8.0, nbytes.min() / 16))} as well")
+    if moved < late:
+        wanted = format_bytes(2.0 ** np.ceil(np.log2(4 * max(crossing, nbytes.max()))))
+        raise TooFewError(f"{name}: no size is mostly bytes; measure up to {wanted} as well")
     link = place.cluster.intra
     for path in paths:
         try:
@@ -161,18 +168,6 @@ def _fit_op(rows: Rows, place: MeasuredMachine) -> tuple[tuple[Path, ...], Profi
     part = ProfilePart.of(name, [r.label for r in rows], before, after, spread, changes)
     notes, wishes = _notes(best, paths, worlds, place), _wishes(best, op, rows[0].library, worlds, place)
     return paths, part.with_remarks(notes, wishes)
-
-
-def _both_sides(name: str, paths: tuple[Path, ...], nbytes: Array, worlds: list[int]) -> None:
-    """Check that some sizes are mostly latency and others mostly bytes, so that both constants can be told."""
-    latency, wire = path_parts(paths[0], float(nbytes.min()), worlds[-1])
-    late, moved = path_parts(paths[-1], float(nbytes.max()), worlds[-1])
-    crossing = float(latency) * paths[-1].bandwidth_Bps / float(ring_factor(paths[0].op, worlds[-1]))
-    if latency < wire:
-        raise TooFewError(f"{name}: no size is mostly latency; measure below {format_bytes(max(8.0, nbytes.min() / 16))} as well")
-    if moved < late:
-        wanted = format_bytes(2.0 ** np.ceil(np.log2(4 * max(crossing, nbytes.max()))))
-        raise TooFewError(f"{name}: no size is mostly bytes; measure up to {wanted} as well")
 
 
 def _best(op: str, nbytes: Array, ranks: Array, times: Array) -> CollectiveFit:

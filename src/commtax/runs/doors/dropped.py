@@ -45,7 +45,15 @@ def dropped_answer(query_and_body: bytes) -> Record:
     """Answer dropped files with the audit of their run, or with the deployment that one starts."""
     query, _, body = query_and_body.partition(b"\0")
     state = parse(parse_qsl(query.decode("latin-1"), keep_blank_values=True), (NAME, CLAIM, BODIES))
-    files = _files(str(state["file"]), str(state["sizes"]), body)
+    names = str(state["file"])
+    sizes = str(state["sizes"])
+    ends = [0, *accumulate(int(size) for size in sizes.split(","))] if sizes else [0, len(body)]
+    named = names.split("/") if sizes else [Path(names).name or "dropped file"]
+    if len(named) != len(ends) - 1 or ends[-1] != len(body):
+        raise RefusedError(
+            f"sizes: {len(named)} names, {len(ends) - 1} sizes, {len(body):,} bytes do not go together", "sizes", malformed=False
+        )
+    files = [(name or "dropped file", body[start:end]) for name, (start, end) in zip(named, pairwise(ends), strict=True)]
     for name, content in files:
         if not content:
             raise RefusedError(f"file {name}: it is empty", "file", malformed=False)
@@ -59,16 +67,6 @@ def dropped_answer(query_and_body: bytes) -> Record:
             except Refusal as refusal:
                 raise RefusedError(str(refusal).replace(str(path), name), "file", malformed=False) from None
     return _audited(gather(left), state)
-
-
-def _files(names: str, sizes: str, body: bytes) -> list[tuple[str, bytes]]:
-    ends = [0, *accumulate(int(size) for size in sizes.split(","))] if sizes else [0, len(body)]
-    named = names.split("/") if sizes else [Path(names).name or "dropped file"]
-    if len(named) != len(ends) - 1 or ends[-1] != len(body):
-        raise RefusedError(
-            f"sizes: {len(named)} names, {len(ends) - 1} sizes, {len(body):,} bytes do not go together", "sizes", malformed=False
-        )
-    return [(name or "dropped file", body[start:end]) for name, (start, end) in zip(named, pairwise(ends), strict=True)]
 
 
 def _audited(read_files: ReadFiles, state: State) -> Record:

@@ -376,31 +376,27 @@ def _blocks(text: str) -> Iterator[Fault]:
                 fault.group, fault.op = group[1], _op(group[2])
             fault.missing = _ranks(among[1]) if (among := SAYS.among.search(line)) else ()
         elif fault:
-            _take(fault, line)
+            if pair := SAYS.said.search(line):
+                key, value = pair[1].lower(), pair[2].strip()
+                if key == "missing ranks":
+                    fault.missing = _ranks(value.partition("}")[0])
+                elif key == "expected ranks":
+                    fault.size = len(_ranks(value)) if "{" in value else int(value) if value.isdecimal() else fault.size
+                elif key == "world size" and value.isdecimal():
+                    fault.size = int(value)
+                elif key == "error msg":
+                    fault.culprits = tuple(dict.fromkeys(int(r) for r in SAYS.culprit.findall(value)))
+                    fault.why = ", ".join(dict.fromkeys(SAYS.why.findall(value)))
+                elif key == "group info":
+                    fault.group = value[:120]
+                elif key == "collective":
+                    fault.op = _op(value)
+                else:
+                    fault.state = value[:60]
+            elif not fault.where and (frame := SAYS.frame.match(line)) and _OWN not in frame[2]:
+                fault.where = frame[2]
     if fault:
         yield fault
-
-
-def _take(fault: Fault, line: str) -> None:
-    if pair := SAYS.said.search(line):
-        key, value = pair[1].lower(), pair[2].strip()
-        if key == "missing ranks":
-            fault.missing = _ranks(value.partition("}")[0])
-        elif key == "expected ranks":
-            fault.size = len(_ranks(value)) if "{" in value else int(value) if value.isdecimal() else fault.size
-        elif key == "world size" and value.isdecimal():
-            fault.size = int(value)
-        elif key == "error msg":
-            fault.culprits = tuple(dict.fromkeys(int(r) for r in SAYS.culprit.findall(value)))
-            fault.why = ", ".join(dict.fromkeys(SAYS.why.findall(value)))
-        elif key == "group info":
-            fault.group = value[:120]
-        elif key == "collective":
-            fault.op = _op(value)
-        else:
-            fault.state = value[:60]
-    elif not fault.where and (frame := SAYS.frame.match(line)) and _OWN not in frame[2]:
-        fault.where = frame[2]
 
 
 def _rows(text: str) -> Iterator[Fault]:

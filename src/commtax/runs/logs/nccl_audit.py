@@ -189,7 +189,20 @@ def causes(log: NcclLog, claim: Claim | None) -> Iterator[Cause]:
         text = f"a call of the library failed{f' in {times} processes' if times > 1 else ''}: {why}"
         yield Cause("failed", text, change=_CAUSES["nccl"]["peer" if any(word in why for word in GONE) else "failed"])
     yield from _way_causes(log, claim)
-    yield from _disagreement_causes(log)
+    versions = Counter(version for process, version in log.versions.items() if process)
+    if len(versions) > 1:
+        many = ", ".join(f"{version} in {n}" for version, n in versions.most_common())
+        yield _cause("versions", f"versions differ between processes: {many}")
+    if differing := _differing_calls(log):
+        yield _cause("mismatch", differing[0])
+    elif apart := _mismatch_words(log):
+        yield _cause("mismatch", apart)
+    if log.timeouts:
+        yield _timeout_cause(log)
+        yield from _ranks_behind(log)
+        yield from (unheard := _silent_rank_causes(log))
+        if not unheard and (gone := _silent_ranks(log)):
+            yield _cause("absent", _missing_words(log, gone))
     for comm in _unfinished_starts(log)[: COUNT.named]:
         yield _cause("unstarted", f"the start of a communicator did not end: {_start_words(comm)}")
 
@@ -208,24 +221,6 @@ def _way_causes(log: NcclLog, claim: Claim | None) -> Iterator[Cause]:
         ring, crossed, hosts = zigzag
         text = f"a ring crosses hosts {crossed} times where {hosts} would do ({' '.join(map(str, ring[:16]))} …)"
         yield _cause("ring order", text)
-
-
-def _disagreement_causes(log: NcclLog) -> Iterator[Cause]:
-    """Yield versions and calls that differ, and collectives that were given up."""
-    versions = Counter(version for process, version in log.versions.items() if process)
-    if len(versions) > 1:
-        many = ", ".join(f"{version} in {n}" for version, n in versions.most_common())
-        yield _cause("versions", f"versions differ between processes: {many}")
-    if differing := _differing_calls(log):
-        yield _cause("mismatch", differing[0])
-    elif apart := _mismatch_words(log):
-        yield _cause("mismatch", apart)
-    if log.timeouts:
-        yield _timeout_cause(log)
-        yield from _ranks_behind(log)
-        yield from (unheard := _silent_rank_causes(log))
-        if not unheard and (gone := _silent_ranks(log)):
-            yield _cause("absent", _missing_words(log, gone))
 
 
 def _network(log: NcclLog, routes: Sequence[Route], claim: Claim | None) -> Iterator[Cause]:

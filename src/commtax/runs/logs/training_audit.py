@@ -510,20 +510,15 @@ def _figures(log: TrainingLog, went: Pace | None, priced: StepBill | None, claim
         yield Finding("TFLOP/s per GPU", ours, flops_per_s / 1e12, "", tolerance, "as the program counts them")
     if mfu:
         yield Finding("logged MFU", None, mfu, "share", reason="as the program counts it")
-    yield from _clocks(log, measured)
+    timers = [t for t in log.timers if not measured or LEVEL.small * measured <= t.high_s <= measured * (1 + LEVEL.uneven)]
+    again = {t.name.removesuffix("_microstep") for t in timers if t.name.endswith("_microstep")}  # the same over a whole step
+    for timer in sorted((t for t in timers if t.name not in again), key=lambda t: -t.high_s)[: COUNT.most_clocks]:
+        share = f"{timer.high_s / measured:.1%} of the step" if measured else ""
+        yield Finding(Note("clock", f"clock {timer.name}"), None, timer.high_s, "s", reason=share, of=timer.name)
     memory = [*log.memory_bytes.values(), *(s.memory_bytes for s in log.steps if s.memory_bytes)]
     if memory:
         ours = float(priced.memory_bytes_per_rank) if priced else None
         yield Finding("memory of the fullest rank", ours, max(memory), "bytes", tolerance, MEMORY_MODEL if priced else "")
-
-
-def _clocks(log: TrainingLog, step_s: float | None) -> Iterator[Finding]:
-    """Yield the program's timers that take a part of the step, longest first. Some are inside of others."""
-    timers = [t for t in log.timers if not step_s or LEVEL.small * step_s <= t.high_s <= step_s * (1 + LEVEL.uneven)]
-    again = {t.name.removesuffix("_microstep") for t in timers if t.name.endswith("_microstep")}  # the same over a whole step
-    for timer in sorted((t for t in timers if t.name not in again), key=lambda t: -t.high_s)[: COUNT.most_clocks]:
-        share = f"{timer.high_s / step_s:.1%} of the step" if step_s else ""
-        yield Finding(Note("clock", f"clock {timer.name}"), None, timer.high_s, "s", reason=share, of=timer.name)
 
 
 def _plan(log: TrainingLog, logged_run: LoggedPlan, claim: Claim) -> Iterator[Finding]:

@@ -209,7 +209,10 @@ class _TrainingReading:
             self._keep(program, number, figures, None if "step_s" in figures else _clock(line))
             return
         if " .." in line:
-            self._argued(line)
+            if times := SAYS.times.match(line):
+                self._timed([(times[1], times[3], times[4])])
+            elif (argument := SAYS.argument.match(line)) and len(self.arguments) < COUNT.most_names:
+                self.arguments.setdefault(argument[1], SAYS.whence.sub("", argument[3].strip()))
         elif "time (ms) |" in line:
             self._timed([(*part.rpartition(": ")[::2], "") for part in line.split("|")[1:200]])
         elif "memory (MB)" in line and (memory := SAYS.memory.search(line)) and len(self.memory) < COUNT.most_names:
@@ -240,13 +243,6 @@ class _TrainingReading:
         if (rate := figures.pop("steps_per_s", 0.0)) > 0:
             figures.setdefault("step_s", 1 / rate)
         runs[-1][number] = TrainedStep(number, at_s=at_s, **figures)
-
-    def _argued(self, line: str) -> None:
-        """Read an argument, or a timer's range over the ranks."""
-        if times := SAYS.times.match(line):
-            self._timed([(times[1], times[3], times[4])])
-        elif (argument := SAYS.argument.match(line)) and len(self.arguments) < COUNT.most_names:
-            self.arguments.setdefault(argument[1], SAYS.whence.sub("", argument[3].strip()))
 
     def _timed(self, clocks: list[tuple[str, str, str]]) -> None:
         for name, low, high in clocks:

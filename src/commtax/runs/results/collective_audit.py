@@ -286,7 +286,14 @@ def _faults(run: NcclTestsRun, moved: bool, label: str) -> Iterator[Cause]:
         yield _cause("wrong-values", text)
     if not moved:
         return
-    if dip := _dip(run.rows):
+    best, worst, deepest = None, None, 1.0
+    for row in sorted(run.rows, key=lambda r: r.nbytes):
+        left = row.busbw_Bps / best.busbw_Bps if best and best.busbw_Bps else 1.0
+        if best and left < LEVEL.dip * deepest:
+            worst, deepest = (best, row), left
+        if best is None or row.busbw_Bps > best.busbw_Bps:
+            best = row
+    if dip := worst:
         before, at = dip
         text = f"{label}bandwidth falls from {format_rate(before.busbw_Bps)} at {format_bytes(before.nbytes)}"
         text += f" to {format_rate(at.busbw_Bps)} at {format_bytes(at.nbytes)}"
@@ -319,18 +326,6 @@ def _slow(run: NcclTestsRun, compared: tuple[Finding, ...], ranks: int, place: C
         text = f"{label}{format_bytes(row.nbytes)} reaches {reached} of bus bandwidth where {usual} is to be expected"
         look = LOOK.get(place.intra.kind, LOOK["any"]) if ranks <= place.domain else LOOK["between"]
         yield Cause("slow link", text, share=1 - share, change=look)
-
-
-def _dip(rows: tuple[NcclTestsRow, ...]) -> tuple[NcclTestsRow, NcclTestsRow] | None:
-    """Return the deepest fall below what smaller tensors reached, as both rows, or None."""
-    best, worst, deepest = None, None, 1.0
-    for row in sorted(rows, key=lambda r: r.nbytes):
-        left = row.busbw_Bps / best.busbw_Bps if best and best.busbw_Bps else 1.0
-        if best and left < LEVEL.dip * deepest:
-            worst, deepest = (best, row), left
-        if best is None or row.busbw_Bps > best.busbw_Bps:
-            best = row
-    return worst
 
 
 def _average(tests: CollectiveTests) -> Iterator[Finding]:

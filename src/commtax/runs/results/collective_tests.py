@@ -406,7 +406,12 @@ class _Tests:
         if named := NAMED.search(line):
             self._op = OPS[named[1].lower()]
         if row := SAYS.row.match(line) or (self.begun and self.begun[-1].rows and SAYS.half.match(line)):
-            self._row(float(row[0].split()[0]), line)
+            size = float(row[0].split()[0])
+            test, width = self._now, len(line.split())
+            whole = row_of(line) is not None and (not test.rows or width >= self._width)
+            test.half = 0.0 if whole else size
+            if whole:
+                test.rows, test.last, self._width = test.rows + 1, size, width
         elif (match := SAYS.header.search(line)) and len(self.begun) < COUNT.most_sizes:
             num_sizes = _sizes(int(match[1]), int(match[2]), int(match[3]), match[4] == "factor")
             self.begun.append(BegunTest(self._op, num_sizes, float(match[2])))
@@ -416,13 +421,6 @@ class _Tests:
             self._now.titled = True
         elif SAYS.ended.search(line) and self.begun:
             self.begun[-1].ended = True
-
-    def _row(self, size: float, line: str) -> None:
-        test, width = self._now, len(line.split())
-        whole = row_of(line) is not None and (not test.rows or width >= self._width)
-        test.half = 0.0 if whole else size
-        if whole:
-            test.rows, test.last, self._width = test.rows + 1, size, width
 
 
 def _whole_names(names: tuple[str, ...], text: str) -> tuple[str, ...]:

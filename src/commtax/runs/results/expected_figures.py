@@ -399,7 +399,16 @@ def _blame_decode_step(
     """Find what could slow a decode step that much, and return the cause with its code and what to change."""
     batch, context = max(1, round(predicted.running)), predicted.load.prompt + predicted.load.answer // 2
     bill = claim.bill("decode", batch, context)
-    if likely := _nearest(times, claim, batch, context, float(bill.step_s)):
+    step_s = float(bill.step_s)
+    near = []
+    for suspect, question in _suspects(claim):
+        try:
+            slowed = float(replace(claim, question=question).bill("decode", batch, context).step_s) / step_s
+        except ValueError:  # such a plan is none here
+            continue
+        if slowed >= LEVEL.more and abs(times / slowed - 1) <= LEVEL.near:
+            near.append((abs(times / slowed - 1), suspect))
+    if likely := min(near, key=lambda one: one[0], default=(0.0, ""))[1]:
         code, text, change = WORDS["suspects"][likely]
         change = change.format(tp=claim.tp, dtype=claim.plan.weights_dtype)
         return replace(cause, code=code, said=f"{cause.said}, {text}", change=change)
@@ -411,19 +420,6 @@ def _blame_decode_step(
     spent = ", ".join(f"{name} {format_seconds(s)}" for name, s in parts.items() if s > 0)
     code = "host" if parts["host"] > LEVEL.small * float(bill.step_s) else "decode"
     return replace(cause, code=code, said=f"{cause.said} (a decode step should be {spent})", change=CHANGES[code])
-
-
-def _nearest(times: float, claim: Claim, batch: int, context: int, step_s: float) -> str:
-    """Return which suspected setting would make a step take that much longer, or ""."""
-    near = []
-    for suspect, question in _suspects(claim):
-        try:
-            slowed = float(replace(claim, question=question).bill("decode", batch, context).step_s) / step_s
-        except ValueError:  # such a plan is none here
-            continue
-        if slowed >= LEVEL.more and abs(times / slowed - 1) <= LEVEL.near:
-            near.append((abs(times / slowed - 1), suspect))
-    return min(near, key=lambda one: one[0], default=(0.0, ""))[1]
 
 
 def _suspects(claim: Claim) -> Iterator[tuple[str, Question]]:

@@ -76,7 +76,8 @@ def _step_findings(
     yield Finding(Note("step", named), None, float(np.mean([used.total_s for _, used in usage])), "s", reason=why)
     for op, count in sorted(per_step(job).items()):
         yield Finding(Note("count", f"{op}s per step"), None, count, of=op)
-        if (size := _bytes(sent, op)) is not None:
+        sizes = [s.nbytes for (kind, _), s in sent.items() if kind == op]
+        if (size := (None if None in sizes else float(sum(n or 0.0 for n in sizes)))) is not None:
             yield Finding(Note("bytes", f"{op} bytes per step"), None, size, "bytes", of=op)
         # The wires of the kind on the first rank: what other groups send may be of another size.
         head_calls = zip(head.collectives, job.waiting[0].tolist(), strict=True)
@@ -104,12 +105,6 @@ def _outside_findings(job: TracedJob) -> Iterator[Finding]:
         if trace.on_device and inside < LEVEL.in_steps * total:
             item = Note("outside", f"rank {trace.rank}: compute in the whole trace")
             yield Finding(item, None, total, "s", reason=f"{format_seconds(inside)} of it in its steps")
-
-
-def _bytes(sent: Mapping[tuple[str, int], SentCollectives], op: str) -> float | None:
-    """Return the bytes of a usual step's collectives of a kind, or None where some carry no size."""
-    sizes = [s.nbytes for (kind, _), s in sent.items() if kind == op]
-    return None if None in sizes else float(sum(n or 0.0 for n in sizes))
 
 
 def _notes(job: TracedJob) -> Iterator[Note]:

@@ -330,18 +330,6 @@ def read(stream: FileStream) -> list[Trace]:
 
 
 def _traces(opened: Database, name: str) -> list[Trace]:
-    _judge(opened, name)
-    export = _Export(opened)
-    traces = (export.trace(place, number, name) for number, place in enumerate(export.places))
-    kept = [t for t in traces if t]
-    if not kept:
-        why = f" ({opened.broken})" if opened.broken else ""
-        raise Refusal(f"trace '{name}': an export of Nsight Systems without a kernel or a graph{why}", "trace")
-    return kept
-
-
-def _judge(opened: Database, name: str) -> None:
-    """Refuse what is no such export, and say what it is."""
     there = [" ".join(table.split()) for table in sorted(opened.tables)]
     if any(t.startswith(ROCPD) for t in there):
         convert = f"rocpd convert --output-format csv -i {name}"
@@ -354,6 +342,13 @@ def _judge(opened: Database, name: str) -> None:
         if opened.has(table) and not opened.has(table, "start", "end"):
             columns = " ".join(", ".join(sorted(opened.tables[table])[:8]).split())
             raise Refusal(f"trace '{name}': {table} has no columns start and end; found {columns}", "trace")
+    export = _Export(opened)
+    traces = (export.trace(place, number, name) for number, place in enumerate(export.places))
+    kept = [t for t in traces if t]
+    if not kept:
+        why = f" ({opened.broken})" if opened.broken else ""
+        raise Refusal(f"trace '{name}': an export of Nsight Systems without a kernel or a graph{why}", "trace")
+    return kept
 
 
 @dataclass(frozen=True, slots=True)
