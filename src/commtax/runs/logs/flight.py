@@ -3,18 +3,20 @@
 Written when a collective timed out (``TORCH_FR_BUFFER_SIZE``, once ``TORCH_NCCL_TRACE_BUFFER_SIZE``) by NCCL, gloo and others; and
 what an analyser of such dumps printed: ``torchfrtrace`` in its wordings, and tables with ``missing_ranks``.
 
-Python's own reader runs whatever a pickle names. The one here knows the instructions that write plain data, counts them, and stops
-at any other. A file that breaks off gives what is whole before.
+Python's reader of pickles runs whatever a pickle names, so that it may name nothing here. A file that breaks off gives what is
+whole before.
 """
 
+import io
 import json
 import math
-import pickletools
+import pickle
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
+from typing import Any, ClassVar, NoReturn
 
 from commtax.files import OUTPUT_BYTES, FileStream, Json, decode_text, parse_json, table
 from commtax.runs.evidence.collective_names import call_op
@@ -27,28 +29,33 @@ from commtax.wordings import patterns, split_lines
 COUNT = counts(__name__)
 SAYS = patterns(__name__)
 
-_MARK = object()
-Stack = list[object]
-_TEXTS = ("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE", "BINSTRING", "SHORT_BINSTRING", "STRING")
-_BYTES = ("BINBYTES", "SHORT_BINBYTES", "BINBYTES8")
-_NUMBERS = ("BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "LONG4", "BINFLOAT", "FLOAT")
-_PUSHED = frozenset((*_TEXTS, *_BYTES, *_NUMBERS))
-_MADE: Mapping[str, Callable[[], object]] = {
-    "NONE": lambda: None,
-    "NEWTRUE": lambda: True,
-    "NEWFALSE": lambda: False,
-    "EMPTY_LIST": list,
-    "EMPTY_DICT": dict,
-    "EMPTY_TUPLE": tuple,
-    "MARK": lambda: _MARK,
-}
-_GETS, _PUTS = frozenset(("BINGET", "LONG_BINGET", "GET")), frozenset(("BINPUT", "LONG_BINPUT", "PUT"))
-_GATHERED: Mapping[str, Callable[[Stack], object]] = {
-    "TUPLE": tuple,
-    "LIST": list,
-    "DICT": lambda items: dict(zip(items[::2], items[1::2], strict=False)),
-}
-_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+
+class _PlainData(pickle._Unpickler):
+    """Python's reader without classes and functions. Frames are passed over, so that one that is cut off is read too."""
+
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
+        **pickle._Unpickler.dispatch,
+        pickle.FRAME[0]: lambda reader: reader.read(8),
+    }
+    stack: list[object]
+    metastack: list[list[object]]  # what stands before each open mark
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise Refusal(f"a pickle of more than plain data ({module}.{name}), which is not run")
+
+
+class _WholeReads(io.BytesIO):
+    """Bytes that end in an error, and not in a shorter value; so does a file of more instructions than are read."""
+
+    left = COUNT.most_instructions
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        text, self.left = super().read(size), self.left - 1
+        if not self.left:
+            raise EOFError(f"more than {COUNT.most_instructions:,} instructions")
+        if size is not None and len(text) < size:
+            raise EOFError("Ran out of input")
+        return text
 
 
 def loads(raw: bytes, name: str) -> tuple[object, str]:
@@ -59,82 +66,28 @@ def loads(raw: bytes, name: str) -> tuple[object, str]:
     ({'entries': [1, (2.5, None)]}, '')
     >>> loads(pickle.dumps(print), "x")
     Traceback (most recent call last):
-    commtax.statement.Refusal: x: a pickle of more than plain data (STACK_GLOBAL), which is not run
+    commtax.statement.Refusal: x: a pickle of more than plain data (builtins.print), which is not run
     """
-    stack, memo, partial = Stack(), dict[int, object](), ""
+    reader = _PlainData(_WholeReads(raw))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of escapes in a damaged text
-            for count, (op, arg, _) in enumerate(pickletools.genops(raw)):
-                if op.name == "STOP":
-                    break
-                if count >= COUNT.most_instructions:
-                    partial = f"more than {COUNT.most_instructions:,} instructions"
-                    break
-                _run(op.name, arg, stack, memo, name)
-    except Refusal:
-        raise
-    except (ValueError, IndexError, KeyError, TypeError, OverflowError, AttributeError) as error:
+            return reader.load(), ""
+    except Refusal as refusal:
+        raise Refusal(f"{name}: {refusal}") from None
+    except Exception as error:  # damage may make any instruction of any
         partial = f"it breaks off or is damaged ({error})"[:200]
-    if partial:
-        _close(stack)
-    if not stack or stack[0] is _MARK:
-        raise Refusal(f"{name}: a pickle without anything readable{f': {partial}' if partial else ''}")
-    return stack[0], partial
-
-
-def _run(op: str, arg: object, stack: Stack, memo: dict[int, object], name: str) -> None:
-    if op in _PUSHED:
-        stack.append(arg)
-    elif op in _MADE:
-        stack.append(_MADE[op]())
-    elif op in _GETS:
-        stack.append(memo[int(str(arg))])
-    elif op in _PUTS:
-        memo[int(str(arg))] = stack[-1]
-    elif op == "MEMOIZE":
-        memo[len(memo)] = stack[-1]
-    elif op in _TUPLES:
-        stack[-_TUPLES[op] :] = [tuple(stack[-_TUPLES[op] :])]
-    elif op in _GATHERED:
-        stack.append(_GATHERED[op](_pop_to_mark(stack)))
-    elif op in ("APPENDS", "APPEND"):
-        items = _pop_to_mark(stack) if op == "APPENDS" else [stack.pop()]
-        if not isinstance(target := stack[-1], list):
-            raise TypeError(f"'{type(target).__name__}' object has no attribute 'extend'")
-        target.extend(items)
-    elif op in ("SETITEMS", "SETITEM"):
-        items = _pop_to_mark(stack) if op == "SETITEMS" else [stack.pop(-2), stack.pop()]
-        if not isinstance(target := stack[-1], dict):
-            raise TypeError(f"'{type(target).__name__}' object has no attribute 'update'")
-        target.update(zip(items[::2], items[1::2], strict=False))
-    elif op == "POP":
-        stack.pop()
-    elif op not in ("PROTO", "FRAME"):
-        raise Refusal(f"{name}: a pickle of more than plain data ({op}), which is not run")
-
-
-def _pop_to_mark(stack: Stack) -> Stack:
-    at = len(stack) - 1
-    while stack[at] is not _MARK:
-        at -= 1
-        if at < 0:
-            raise ValueError("no mark")
-    items = stack[at + 1 :]
-    del stack[at:]
-    return items
-
-
-def _close(stack: Stack) -> None:
-    """Put what was read into open containers, and of an entry that broke off what is whole."""
-    for _ in range(sum(item is _MARK for item in stack)):
-        items = _pop_to_mark(stack)
-        container = stack[-1] if stack else None
-        if isinstance(container, list):
-            container.extend(items)
-        elif isinstance(container, dict):
-            keys = [key if isinstance(key, str) else "" for key in items[::2]]
-            container.update(zip(keys, items[1::2], strict=False))
+    whole = getattr(reader, "stack", [])
+    for before in reversed(getattr(reader, "metastack", [])):  # containers that were open take what was read of them
+        if before and isinstance(before[-1], list):
+            before[-1].extend(whole)
+        elif before and isinstance(before[-1], dict):
+            keys = [key if isinstance(key, str) else "" for key in whole[::2]]
+            before[-1].update(zip(keys, whole[1::2], strict=False))
+        whole = before
+    if not whole:
+        raise Refusal(f"{name}: a pickle without anything readable: {partial}")
+    return whole[0], partial
 
 
 STARTED, COMPLETED = "started", "completed"
