@@ -89,10 +89,8 @@ def fit_shares(folder: Path, write: bool) -> None:
                 if section and path.exists():
                     rows = Rows(path, form, kind, catalog.chip(key), engine)
                     for size, value, told in better_shares(rows, constants, f"{form}.{kind}", share):
-                        print(
-                            f"{name:10s} {section:35s} {share}{size} = {value:.3f}  tested {told[0]:6.1%} -> {told[1]:6.1%}",
-                            flush=True,
-                        )
+                        tested = f"tested {told[0]:6.1%} -> {told[1]:6.1%}"
+                        print(f"{name:10s} {section:35s} {share}{size} = {value:.3f}  {tested}", flush=True)
                         if write and told[0] > told[1] + CLEARLY:
                             write_table(KERNELS / f"{name}.toml", section, {f"{share}{size}": value})
 

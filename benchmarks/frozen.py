@@ -329,11 +329,8 @@ def _values_differ(path: str, before: Any, after: Any) -> Iterator[str]:
             if name in before and name in after:
                 yield from _values_differ(f"{path}.{name}", before[name], after[name])
             else:
-                yield (
-                    f"{path}.{name}: lost, was {_short(before[name])}"
-                    if name in before
-                    else f"{path}.{name}: new, {after[name]!r:.80}"
-                )
+                what = f"lost, was {_short(before[name])}" if name in before else f"new, {after[name]!r:.80}"
+                yield f"{path}.{name}: {what}"
     elif isinstance(before, list) and isinstance(after, list):
         if len(before) != len(after):
             yield f"{path}: {len(before)} entries -> {len(after)}"
@@ -397,9 +394,8 @@ def compare(folder: Path, only: str, jobs: int, numbers: bool) -> int:
     for before, after in zip(kept, answers(kept, folder / "inputs", jobs), strict=True):
         found = differences(wordless(before), wordless(after)) if numbers else differences(before, after)
         if found and before.name in EXPECTED:
-            print(
-                f"{before.name}: {'answered now' if before.code and not after.code else 'changed'}, as expected: {before.question}"
-            )
+            how = "answered now" if before.code and not after.code else "changed"
+            print(f"{before.name}: {how}, as expected: {before.question}")
         elif found:
             moved += 1
             more = [f"... {len(found) - MOST_SHOWN} more"] if len(found) > MOST_SHOWN else []

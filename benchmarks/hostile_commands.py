@@ -36,14 +36,8 @@ WEIGHTS |= {"catalog": 5, "claims": 0.2, "measure": 0.1, "validate": 0.5, "web":
 REFUSED = {"web": ["--port", "70000"], "validate": ["--only", "nothing"]}
 """Verbs that would serve or run for long get what refuses them."""
 SERVING = ("kv_dtype", "speculative", "ep_backend", "overlap")
-AUDITED = (
-    "vllm-cpu-tp2.log",
-    "vllm-cpu-tp2.latency.json",
-    "graphs-rank0.json",
-    "vllm-cpu-tp1.serve.json",
-    "sglang.jsonl",
-    "aiperf.json",
-)
+AUDITED = ("vllm-cpu-tp2.log", "vllm-cpu-tp2.latency.json", "graphs-rank0.json", "vllm-cpu-tp1.serve.json")
+AUDITED += ("sglang.jsonl", "aiperf.json")
 MEASURED = ("nccl-2.txt", "nccl-4.txt", "nccl-8.txt", "collectives.jsonl", "gemm.jsonl", "decode.jsonl", "sglang.jsonl")
 
 

@@ -125,9 +125,8 @@ def _moved(rng: random.Random, raw: bytes) -> bytes:
 
 def _inserted(rng: random.Random, raw: bytes) -> bytes:
     at = rng.randrange(len(raw) + 1)
-    what = rng.choice(
-        (rng.randbytes(20), b"\0" * 100, b"\xff\xfe", b"\n" * 1000, b" " * 100_000, "\u2028💥é".encode(), b"[/red]", b"\x1b[2J")
-    )
+    many, signs = (b"\0" * 100, b"\n" * 1000, b" " * 100_000), (b"\xff\xfe", "\u2028💥é".encode(), b"[/red]", b"\x1b[2J")
+    what = rng.choice((rng.randbytes(20), *many, *signs))
     return raw[:at] + what + raw[at:]
 
 
@@ -135,9 +134,8 @@ def _numbered(rng: random.Random, raw: bytes) -> bytes:
     """One to twenty numbers are others."""
     found = list(re.finditer(rb"\d+(\.\d+)?", raw[:200_000]))
     for match in sorted(rng.sample(found, min(len(found), rng.choice((1, 3, 20)))), key=lambda m: -m.start()):
-        new = rng.choice(
-            ("0", "-1", "1e308", "1e999", "NaN", "9" * 30, "9" * 6000, "0x1", "1e-320", "٣", "", "1.2.3", str(rng.randrange(10**6)))
-        )
+        odd = ["0", "-1", "1e308", "1e999", "NaN", "0x1", "1e-320", "٣", "1.2.3"]
+        new = rng.choice((*odd, "", "9" * 30, "9" * 6000, str(rng.randrange(10**6))))
         raw = raw[: match.start()] + new.encode() + raw[match.end() :]
     return raw
 
@@ -159,9 +157,8 @@ def _lines(rng: random.Random, raw: bytes) -> bytes:
 
 def _encoded(rng: random.Random, raw: bytes) -> bytes:
     text = raw.decode("utf-8", "replace")
-    return rng.choice(
-        (text.encode("utf-16"), text.encode("utf-32"), b"\xef\xbb\xbf" + raw, text.encode("utf-7"), raw + b"\xe9\xe8")
-    )
+    encoded = (text.encode(name) for name in ("utf-16", "utf-32", "utf-7"))
+    return rng.choice((*encoded, b"\xef\xbb\xbf" + raw, raw + b"\xe9\xe8"))
 
 
 def _packed(rng: random.Random, raw: bytes) -> bytes:

@@ -121,11 +121,7 @@ def _traces() -> Iterator[tuple[str, Seed]]:
 
 
 def _databases() -> Iterator[tuple[str, Seed]]:
-    names = (
-        "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(x)",
-        "vllm::cross_device_reduce_1stage<bf16, 2>(x)",
-        "nvjet_tst_128x256",
-    )
+    names = ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(x)", "vllm::cross_device_reduce_1stage<bf16, 2>(x)", "nvjet_tst_128x256")
     for kind, schema in (("Nsight Systems, now", made_nsys.NEW), ("Nsight Systems, 2019", made_nsys.OLD)):
         with tempfile.TemporaryDirectory() as folder:
             export = made_nsys.Export(Path(folder) / "run.sqlite", schema)

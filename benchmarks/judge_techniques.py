@@ -57,9 +57,8 @@ def judge(rows: Sequence[ScoredTechnique], readings: TechniqueReadings) -> Itera
             yield _shares(title, f"{kind}, high", of_kind, readings)
         both = [one for one in high if one.row.kind in COUNTED]
         yield _shares(title, "all of high confidence", both, readings)
-        yield _shares(
-            title, "… on which no constant was fitted", [one for one in both if not one.reading or one.reading.unseen], readings
-        )
+        unseen = [one for one in both if not one.reading or one.reading.unseen]
+        yield _shares(title, "… on which no constant was fitted", unseen, readings)
         rest = [one for one in part if one.row.confidence != "high" or one.row.kind not in COUNTED]
         yield _shares(title, "medium confidence, and ratios only", rest, readings)
     if seen := [one.row.id for one in rows if one.row.held and one.reading and one.reading.seen]:
@@ -135,9 +134,8 @@ def anchor_lines(scored: Mapping[str, ScoredTechnique], readings: TechniqueReadi
         if not one.scored:
             continue
         pairs = (("before", one.before, one.row.baseline), ("after", one.after, one.row.value))
-        words = ", ".join(
-            f"{side} {ours:,.0f} where {theirs:,.0f} was published ({ours / theirs - 1:+.0%})" for side, ours, theirs in pairs
-        )
+        published = "{} {:,.0f} where {:,.0f} was published ({:+.0%})".format
+        words = ", ".join(published(side, ours, theirs, ours / theirs - 1) for side, ours, theirs in pairs)
         yield f"- {name} ({one.row.technique}, {one.row.workload}): {words}."
     yield f"\nBar: within {readings.anchored_within:.0%}."
 

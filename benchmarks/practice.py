@@ -41,9 +41,7 @@ class Verdict:
     recommended: str
     kind: str
     published: str
-    behind: (
-        float  # share of the recommended plan's worth that the published one lacks; nan where it cannot be priced or is not good
-    )
+    behind: float  # share of the recommended plan's worth that the published one lacks; nan where it has no price or is not good
     reason: str  # why it is not good
     search_s: float
 
@@ -289,10 +287,8 @@ def main(arguments: list[str]) -> None:
         if not wanted or row["id"] in wanted:
             verdicts.append(judged(row))
             v = verdicts[-1]
-            print(
-                f"{v.search_s:6.1f} s  {row['id']:34} {agree_words(v):26} {behind_words(v):18} {v.recommended} | {v.published}",
-                flush=True,
-            )
+            words = f"{agree_words(v):26} {behind_words(v):18} {v.recommended} | {v.published}"
+            print(f"{v.search_s:6.1f} s  {row['id']:34} {words}", flush=True)
     print(f"{sum(v.agrees for v in verdicts)} of {len(verdicts)} agree")
     if "--write" in arguments:
         PAGE.write_text(page(verdicts, found()), encoding="utf-8")

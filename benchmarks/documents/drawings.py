@@ -65,9 +65,8 @@ class Drawing:
     def stroke(self, *points: tuple[float, float], colour: str = "line", wide: float = 1.5, dashed: bool = False) -> None:
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         dashes = ' stroke-dasharray="4 4"' if dashed else ""
-        self.shapes.append(
-            f'<polyline points="{path}" fill="none" stroke-width="{wide:g}"{dashes} style="stroke: var(--{colour})"/>'
-        )
+        look = f'fill="none" stroke-width="{wide:g}"{dashes} style="stroke: var(--{colour})"'
+        self.shapes.append(f'<polyline points="{path}" {look}/>')
 
     def dot(self, x: float, y: float, radius: float, fill: str, *, line: str = "") -> None:
         stroke = f" stroke: var(--{line}); stroke-width: 1.5;" if line else ""

@@ -58,10 +58,8 @@ def anonymous(traces: Sequence[Trace]) -> list[JsonObject]:
     begins = [t.origin_ns + _ns(w.begin_s) for t, w in zip(traces, windows, strict=True)]
     common = min(begins) if max(begins) - min(begins) < COUNT.day_ns else None
     numbers: Numbers = defaultdict(lambda: defaultdict(count(1).__next__))
-    return [
-        _Rank(t, w, begin - (begin if common is None else common), numbers).document()
-        for t, w, begin in zip(traces, windows, begins, strict=True)
-    ]
+    ranks = zip(traces, windows, begins, strict=True)
+    return [_Rank(t, w, begin - (begin if common is None else common), numbers).document() for t, w, begin in ranks]
 
 
 @dataclass(frozen=True, slots=True)

@@ -287,9 +287,7 @@ def gather(records: Sequence[tuple[str, object]], passed: Sequence[str] = ()) ->
         shown = f"{', '.join(passed[: COUNT.most_named])}{more}"
         notes.append(Note("passed over", f"{plural(len(passed), 'file')} of the folder not recognised, and left out: {shown}"))
     traces = [(name, cast("Trace", record)) for name, record in joined if kind_of(record).kind == "trace"]
-    dumps = [
-        (name, cast("Dump", record)) for name, record in joined if (kind := kind_of(record)).kind == "flight" and kind.together
-    ]
+    dumps = [(name, cast("Dump", one)) for name, one in joined if (kind := kind_of(one)).kind == "flight" and kind.together]
     jobs: list[list[tuple[str, Trace | Dump]]] = []
     if traces:
         from commtax.runs.traces.trace import distinct

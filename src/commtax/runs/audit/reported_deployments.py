@@ -235,9 +235,8 @@ def _join(one: ReportedDeployment, other: ReportedDeployment) -> ReportedDeploym
         raise _disagreement("model", one, one.model, other, other.model)
     names = [name for name in (one.model, other.model) if name]
     resolved = (name for name in names if origin(name) or os.path.exists(expand_home(name)))
-    return ReportedDeployment(
-        one.source, next(resolved, names[0] if names else ""), options, one.load.filled_from(other.load), drafts, notes, by
-    )
+    named = next(resolved, names[0] if names else "")
+    return ReportedDeployment(one.source, named, options, one.load.filled_from(other.load), drafts, notes, by)
 
 
 def _disagreement(name: str, one: ReportedDeployment, ours: str, other: ReportedDeployment, theirs: str) -> Refusal:

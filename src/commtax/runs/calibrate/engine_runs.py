@@ -387,10 +387,8 @@ class _TracedDeployment:
             if not alike:
                 continue
             common = alike.most_common(1)[0][0]
-            chosen = [
-                [s for s in t.steps if (s.decode_seqs, s.prefill_seqs, s.prefill_tokens) == common and s.phase != "train"]
-                for t in self.job.traces
-            ]
+            served = [[s for s in t.steps if s.phase != "train"] for t in self.job.traces]
+            chosen = [[s for s in steps if (s.decode_seqs, s.prefill_seqs, s.prefill_tokens) == common] for steps in served]
             if all(chosen):
                 kept = [sorted(middle(steps), key=lambda s: s.start_s) for steps in chosen]
                 yield self._work(kept[0]), kept

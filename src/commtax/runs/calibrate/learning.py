@@ -35,10 +35,8 @@ Named = tuple[str, ...]  # who or what a run is, as something to sort and to loo
 
 def distinct_runs(runs: Iterable[Measured]) -> list[Measured]:
     """Return each run once, in an order that depends neither on the files' order nor on copies."""
-    by_answer = {
-        (*question_of(run), repr(sorted(run.measured.items()))): run
-        for run in sorted(runs, key=lambda run: run.label, reverse=True)
-    }
+    backwards = sorted(runs, key=lambda run: run.label, reverse=True)
+    by_answer = {(*question_of(run), repr(sorted(run.measured.items()))): run for run in backwards}
     return [by_answer[key] for key in sorted(by_answer)]
 
 

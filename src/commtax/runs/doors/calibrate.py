@@ -77,9 +77,8 @@ def _decide(files: Sequence[Path], output: Output, options: CommandOptions) -> N
         params = dict(context.params)
         order = read_order(str(params.pop("model") or ""), CommandOptions(params), "plan", VerbSubject.SEARCH)
         if order.question.trains or order.options.request_rate is not None or order.others:
-            raise Refusal(
-                "for: plans to serve a closed loop on one cluster are weighed, no training, rates or several clusters", "for"
-            )
+            weighed = "plans to serve a closed loop on one cluster are weighed"
+            raise Refusal(f"for: {weighed}, no training, rates or several clusters", "for")
         goal = with_prices([goal_of(order)], order.options.price)[0]
     output.remarks += order.output.remarks
     profile = profile_of(options) or goal.profile

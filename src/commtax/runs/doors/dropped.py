@@ -50,9 +50,8 @@ def dropped_answer(query_and_body: bytes) -> Record:
     ends = [0, *accumulate(int(size) for size in sizes.split(","))] if sizes else [0, len(body)]
     named = names.split("/") if sizes else [Path(names).name or "dropped file"]
     if len(named) != len(ends) - 1 or ends[-1] != len(body):
-        raise RefusedError(
-            f"sizes: {len(named)} names, {len(ends) - 1} sizes, {len(body):,} bytes do not go together", "sizes", malformed=False
-        )
+        counted = f"{len(named)} names, {len(ends) - 1} sizes, {len(body):,} bytes"
+        raise RefusedError(f"sizes: {counted} do not go together", "sizes", malformed=False)
     files = [(name or "dropped file", body[start:end]) for name, (start, end) in zip(named, pairwise(ends), strict=True)]
     for name, content in files:
         if not content:

@@ -254,11 +254,8 @@ def _cut_off_crash(reader: _CrashReader) -> Crash | None:
 def _follow_chain(raised: Sequence[_RaisedException], root: _RaisedException, ended: bool) -> Crash:
     """Return an error with what it became in its process. A failed lookup is replaced by what its handling raised."""
     followed = {id(r.before): r for r in raised if r.before}
-    while (
-        (after := followed.get(id(root)))
-        and after.meanwhile
-        and root.text.partition(":")[0].rpartition(".")[2] in _TABLE["lookups"]
-    ):
+    lookups = tuple(_TABLE["lookups"])
+    while (after := followed.get(id(root))) and after.meanwhile and root.text.partition(":")[0].rpartition(".")[2] in lookups:
         root = after
     end = root
     while after := followed.get(id(end)):

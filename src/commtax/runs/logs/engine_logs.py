@@ -455,9 +455,8 @@ class _Sglang(_EngineReading):
         match = self.says.batch.search(line)
         if not match or len(self.heard.moments) >= COUNT.most_moments:
             return
-        counts_by_name: dict[str, str] = dict(
-            reversed(self.says.count.findall(line, match.end()))
-        )  # of a full cache before that of windows
+        # The count of a full cache comes before that of windows.
+        counts_by_name: dict[str, str] = dict(reversed(self.says.count.findall(line, match.end())))
         if match[1] == "Prefill":
             if "#running-req: 0," in line:  # nothing else ran
                 self.resumed.add(worker)

@@ -424,14 +424,12 @@ def audit_flight(dumps: Sequence[Dump], claim: Claim | None, names: Sequence[str
         where = f"; called from {trouble.entry.where}" if trouble.entry.where else ""
         causes.append(Cause(trouble.code, trouble.text + where, change=CHANGES[trouble.code]))
     code = root.code if root and not root.entry.where else ""  # a cause with a line of the program stands for itself
-    section = Section(
-        "flight", tuple(names), tuple(_layout(ranks, claim)), notes, causes=tuple(causes), culprit=blamed, blamed=code
-    )
-    versions = sorted({d.version for d in ranks.values() if d.version})
-    libraries = sorted({d.library for d in ranks.values() if d.library})
-    facts = {"recorder": ", ".join(versions), "version": ", ".join(libraries), "ranks": str(len(ranks))}
-    stated = {name: value for name, value in facts.items() if value}
-    return replace(section, collectives=tuple(_call_rows(groups)), facts=stated)
+    versions = ", ".join(sorted({d.version for d in dumps if d.version}))
+    libraries = ", ".join(sorted({d.library for d in dumps if d.library}))
+    facts = {"recorder": versions, "version": libraries, "ranks": str(len(ranks))}
+    stated, findings = {name: value for name, value in facts.items() if value}, tuple(_layout(ranks, claim))
+    section = Section("flight", tuple(names), findings, notes, causes=tuple(causes), culprit=blamed, blamed=code, facts=stated)
+    return replace(section, collectives=tuple(_call_rows(groups)))
 
 
 def audit_analysis(analysis: Analysis, claim: Claim | None, name: str = "analysis") -> Section:

@@ -277,12 +277,8 @@ def typical_load(log: StartupLog) -> tuple[int, float, int] | None:
 def intro(log: StartupLog) -> Note:
     """Note in one sentence who ran what."""
     which = f"{ENGINES.get(log.engine, log.engine)} {log.version}".strip()
-    parts = [
-        log.model,
-        log.setting("dtype"),
-        log.setting("quantization"),
-        (cache := log.setting("kv_cache_dtype")) and f"KV cache {cache}",
-    ]
+    cache = log.setting("kv_cache_dtype")
+    parts = [log.model, log.setting("dtype"), log.setting("quantization"), cache and f"KV cache {cache}"]
     parts += [log.setting("attention_backend") and f"attention by {log.setting('attention_backend')}"]
     words = ", ".join(part for part in parts if part)
     return Note("stopped" if log.stops else "start", f"{which} {progress_words(log)}{f': {words}' if words else ''}")
@@ -487,9 +483,8 @@ def _memory(log: StartupLog, question: Question, judged: Fit, share_stated: bool
         loaded = max((nbytes for _, nbytes in log.weights_bytes), default=judged.weights_bytes)
         other = abs(loaded / judged.weights_bytes - 1) > LEVEL.weights_tolerance  # judged in its own line, and not again here
         room = judged.kv_bytes + (judged.weights_bytes - loaded if other else 0.0)
-        yield _excuse_left_memory(
-            Finding(LEFT, room, left, "bytes", LEVEL.left_tolerance, share, whole), log, judged, plan_stated, share_stated
-        )
+        finding = Finding(LEFT, room, left, "bytes", LEVEL.left_tolerance, share, whole)
+        yield _excuse_left_memory(finding, log, judged, plan_stated, share_stated)
     if left > 0:  # else it did not fit: there is nothing to count
         yield from _capacity_findings(log, question, judged, left, tokens)
 
@@ -507,9 +502,8 @@ def _capacity_findings(log: StartupLog, question: Question, judged: Fit, left: f
     findings = [Finding("KV tokens in that memory", wanted, tokens, "tokens", rounding, why, evidence=True).judged()]
     rounding += PRINTED_TIMES / inside.max_concurrency if inside.max_concurrency else 0.0
     if log.prints("full_length"):
-        findings.append(
-            Finding(FULL_LENGTH, inside.max_concurrency, log.max_concurrency, "", rounding, WORDS["other_cache"]).judged()
-        )
+        lengths = inside.max_concurrency, log.max_concurrency
+        findings.append(Finding(FULL_LENGTH, *lengths, "", rounding, WORDS["other_cache"]).judged())
     excuse = _excuse(log, question, wanted, tokens, left) if any(f.verdict == DISAGREE for f in findings) else ""
     yield from (f.unsure(excuse) if excuse and f.verdict == DISAGREE else f for f in findings)
 
@@ -604,9 +598,7 @@ def _allreduce(log: StartupLog, claim: Claim) -> Iterator[Finding]:
     cost, off = fallback - custom, Note("custom all-reduce", "custom all-reduce is off")
     price = f"NCCL's is priced {format_seconds(cost)} longer per step ({cost / custom:+.1%}) at batch {batch}"
     verdict = DISAGREE if cost > LEVEL.dispatch_tolerance * custom else AGREE
-    finding = Finding(
-        off, None, None, reason=f"{log.custom_allreduce_disabled}; {price}", verdict=verdict
-    )  # there is no measurement of it
+    finding = Finding(off, None, None, reason=f"{log.custom_allreduce_disabled}; {price}", verdict=verdict)  # not measured
     yield finding.undecided(f"{price}; {claim.distrust}") if claim.distrust else finding
 
 

@@ -271,11 +271,8 @@ def tax_causes(priced: StepBill, step_taxes: list[Tax], measured_s: float, measu
 def _change(tax: Tax, offered: Mapping[str, Counterfactual], priced: StepBill) -> tuple[str, str]:
     """Return the what-if that saves most among those that lower a tax."""
     usual = ("bandwidth",) if tax.code in PARALLEL else ()
-    best = min(
-        (offered[code] for code in _TAX_TABLE["helps"].get(tax.code, usual) if code in offered),
-        key=lambda c: c.delta_s,
-        default=None,
-    )
+    helping = (offered[code] for code in _TAX_TABLE["helps"].get(tax.code, usual) if code in offered)
+    best = min(helping, key=lambda c: c.delta_s, default=None)
     if best is None or -best.delta_s < LEVEL.least * float(priced.step_s):
         return "", ""
     note = f" ({best.note})" if best.note else ""

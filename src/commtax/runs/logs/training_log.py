@@ -260,9 +260,8 @@ class _TrainingReading:
         if program != "deepspeed" and (most := [s.memory_bytes for r in self.runs.get("deepspeed", []) for s in r.values()]):
             memory.setdefault(0, max(m or 0.0 for m in most))
         kept = f"the first {COUNT.most_steps:,} steps are told"
-        timers = [
-            ProgramTimer(name, *(median(side) for side in zip(*clock, strict=True))) for name, clock in self.times.items() if clock
-        ]
+        timed = [(name, clock) for name, clock in self.times.items() if clock]
+        timers = [ProgramTimer(name, *(median(side) for side in zip(*clock, strict=True))) for name, clock in timed]
         return TrainingLog(
             program=program,
             steps=_with_seconds([steps[n] for n in sorted(steps)], program, self.facts),

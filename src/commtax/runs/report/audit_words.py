@@ -279,9 +279,8 @@ def says_anything(section: Section) -> bool:
 
 
 def _culprit_words(culprit: Culprit) -> str:
-    return (
-        f"rank {culprit.rank} is the culprit ({culprit.kind})" if culprit.rank is not None else f"the culprit is a {culprit.kind}"
-    )
+    kind = culprit.kind
+    return f"the culprit is a {kind}" if culprit.rank is None else f"rank {culprit.rank} is the culprit ({kind})"
 
 
 def _counts(audited: Audit) -> str:

@@ -352,11 +352,5 @@ def _fits(result: BenchmarkRun, claim: Claim) -> bool:
     timed = result.kind != "throughput" and "mean" in result.stats.get(metric, {})
     paced = result.request_rate and math.isfinite(result.request_rate)
     clients = result.kind == "latency" or bool(result.concurrency and not paced)
-    return (
-        timed
-        and clients
-        and result.tool != SERVER
-        and not result.failed
-        and result.accepted <= 1
-        and isinstance(load_of(result, claim), BenchmarkLoad)
-    )
+    plain = result.tool != SERVER and not result.failed and result.accepted <= 1
+    return timed and clients and plain and isinstance(load_of(result, claim), BenchmarkLoad)

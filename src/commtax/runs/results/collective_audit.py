@@ -78,9 +78,8 @@ def _default_ranks(run: NcclTestsRun, place: Cluster) -> int:
     if run.op == "send-recv" or least > most or least <= place.num_gpus <= most:
         return 0 if run.op == "send-recv" else place.num_gpus
     possible = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-    raise Refusal(
-        f"ranks: busbw / algbw tell {possible} ranks, and {place.key} has {place.num_gpus:,} GPUs", "ranks", (str(least),)
-    )
+    why = f"busbw / algbw tell {possible} ranks, and {place.key} has {place.num_gpus:,} GPUs"
+    raise Refusal(f"ranks: {why}", "ranks", (str(least),))
 
 
 def judge_tests(
@@ -242,9 +241,8 @@ def _reached_bandwidth(run: NcclTestsRun, ranks: int, place: Cluster | None) -> 
     again = max((r for r in run.rows if r.in_place_s), key=_in_place_Bps, default=best)
     if _in_place_Bps(again) > best.busbw_Bps * (1 + LEVEL.rounded):
         why = f"at {format_bytes(again.nbytes)}"
-        yield Finding(
-            Note("peak in place", f"{of}: best in place, GB/s"), None, _in_place_Bps(again) / 1e9, reason=why, remark=True
-        )
+        item = Note("peak in place", f"{of}: best in place, GB/s")
+        yield Finding(item, None, _in_place_Bps(again) / 1e9, reason=why, remark=True)
     small = [r.seconds for r in run.rows if r.nbytes <= COUNT.small_bytes]
     if small:
         yield Finding(Note("latency", f"{of}: least time of small tensors"), None, min(small), "s")

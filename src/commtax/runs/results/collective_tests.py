@@ -255,10 +255,8 @@ def _op(name: str) -> str:
 
 def _nccl(document: JsonObject) -> Iterator[str]:
     config = need_object(document.get("config", {}))
-    program = next(
-        (op for word in (*need_list(document.get("args", [])), document.get("collective", "")) if (op := _op(str(word)))), ""
-    )
-    if program:
+    words = (*need_list(document.get("args", [])), document.get("collective", ""))
+    if program := next((op for word in words if (op := _op(str(word)))), ""):
         yield f"# Collective test starting: {program}_perf"
     if "minimum_bytes" in config:
         step = f"{config['step_factor']}(factor)" if "step_factor" in config else f"{config.get('step_bytes', 0)}(bytes)"

@@ -117,11 +117,8 @@ def from_guidellm(d: JsonObject) -> Iterator[BenchmarkRun]:
 
 def _one(b: JsonObject, version: str, model: str) -> BenchmarkRun:
     metrics = object_of(b["metrics"])
-    stats = {
-        metric: s
-        for key, metric in GUIDELLM_NAMES.items()
-        if (s := _statistics(metrics, key, 1e-3 if key.endswith("_ms") else 1.0))
-    }
+    units = {key: 1e-3 if key.endswith("_ms") else 1.0 for key in GUIDELLM_NAMES}
+    stats = {metric: s for key, metric in GUIDELLM_NAMES.items() if (s := _statistics(metrics, key, units[key]))}
     totals = object_of(metrics.get("request_totals")) or object_of(object_of(b.get("run_stats")).get("requests_made"))
     requests = int(number(totals.get("successful")) or 0)
     prompt, answer = (_statistics(metrics, f"{side}_token_count", 1.0) for side in ("prompt", "output"))
@@ -132,9 +129,8 @@ def _one(b: JsonObject, version: str, model: str) -> BenchmarkRun:
     served = str(backend.get("model") or worker.get("model") or model)
     spread = spread_of(answer.get("mean"), answer.get("std"))
     lengths = prompt.get("mean"), answer.get("mean")
-    return result(
-        "guidellm", "serve", counts, stats, model=served, version=version, spread=spread, lengths=lengths, **_load(config)
-    )
+    about = {"model": served, "version": version, "spread": spread, "lengths": lengths}
+    return result("guidellm", "serve", counts, stats, **about, **_load(config))
 
 
 def _load(config: JsonObject) -> SentLoad:
@@ -298,11 +294,8 @@ def _throughput(rates: dict[str, float], options: dict[str, int]) -> Iterator[Be
     if not any(lengths) and rates.get("output"):
         answer = rates["output"] / rates["requests"]
         lengths = max(0.0, rates["total"] / rates["requests"] - answer) or None, answer
-    speeds = {
-        "requests_per_second": rates["requests"],
-        "tokens_per_second": rates["total"],
-        "output_throughput": rates.get("output"),
-    }
+    output = {"output_throughput": rates.get("output")}
+    speeds = {"requests_per_second": rates["requests"], "tokens_per_second": rates["total"], **output}
     totals = {"total_input_tokens": whole["prompt"], "total_output_tokens": whole["output"], "num_requests": requests}
     yield result("vllm", "throughput", {**options, **speeds, **totals}, duration_s=duration, request_rate=math.inf, lengths=lengths)
 

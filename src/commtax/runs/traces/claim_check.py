@@ -37,9 +37,8 @@ def layer_notes(job: TracedJob) -> Iterator[Note]:
     counts = per_step(job)
     steps = len(job.traces[0].steps)
     work = {name: count / steps for (name, kind), (count, _) in named_work(job, 0).items() if kind == 0}
-    layer_counts = [
-        n for name, n in work.items() if SAYS.attention_block.search(name[:200]) and not SAYS.not_attention.search(name[:200])
-    ]
+    named = ((name[:200], n) for name, n in work.items())
+    layer_counts = [n for name, n in named if SAYS.attention_block.search(name) and not SAYS.not_attention.search(name)]
     layers = max(layer_counts, default=0.0)
     norms = sum(n for name, n in work.items() if SAYS.norm.search(name[:200]))
     sound = layers >= 1 and abs(layers - round(layers)) < 0.01 and (not norms or norms >= layers)

@@ -443,9 +443,8 @@ class _Places:
         stage = np.concatenate([[0], np.cumsum(apart)])
         begins = np.concatenate([[0], np.flatnonzero(apart) + 1])
         numbers: dict[tuple[int, ...], int] = {}
-        numbered = [
-            [numbers.setdefault(c.members, len(numbers)) if len(c.members) == 2 else -1 for c in t.collectives] for t in traces
-        ]
+        members = ([c.members for c in t.collectives] for t in traces)
+        numbered = [[numbers.setdefault(two, len(numbers)) if len(two) == 2 else -1 for two in each] for each in members]
         return _Places(stage, np.arange(len(traces)) - begins[stage], [np.array(of_rank, dtype=int) for of_rank in numbered])
 
 

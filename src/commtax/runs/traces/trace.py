@@ -254,10 +254,8 @@ def mark_training(steps: Sequence[TraceStep], moments: Sequence[float] | Column)
     """Mark steps without a phase in whose host window training ran. Replays have no window, and any moment counts."""
     at = np.sort(np.asarray(moments, dtype=float))
     begin, end = (np.searchsorted(at, [step.host[i] for step in steps]) for i in (0, 1))
-    return [
-        replace(s, phase="train") if not s.phase and last > first else s
-        for s, first, last in zip(steps, begin.tolist(), end.tolist(), strict=True)
-    ]
+    trains = (end > begin).tolist()
+    return [replace(s, phase="train") if train and not s.phase else s for s, train in zip(steps, trains, strict=True)]
 
 
 def main_span(spans: Spans, host_s: Callable[[float, float], float] = lambda *_: 0.0) -> tuple[float, float, int]:

@@ -303,9 +303,8 @@ class RankEvents:
         columns = [device[key][rows].tolist() for key in ("start", "end", "name", "facts", "lane")]
         launches, at = self.launch[rows].tolist(), self.launched_s[rows].tolist()
         replayed = self.graph[rows].tolist()
-        for start, end, number, number_of_facts, lane, launch, launched, graph, step in zip(
-            *columns, launches, at, replayed, within.tolist(), strict=True
-        ):
+        kernels = zip(*columns, launches, at, replayed, within.tolist(), strict=True)
+        for start, end, number, number_of_facts, lane, launch, launched, graph, step in kernels:
             calls = self._issuers.get(int(self.launches["thread"][launch])) if launch >= 0 else None
             around: list[tuple[int, int]] = []  # names and facts of the calls around the launch, innermost first
             if calls:
@@ -378,9 +377,8 @@ def _edges(groups: Column) -> list[int]:
     return [0, *(np.flatnonzero(groups[1:] != groups[:-1]) + 1).tolist(), len(groups)]
 
 
-_RANK = tuple(
-    map(re.compile, (r"rank[-_]?(\d{1,7})", r"(?:^|[^A-Za-z])TP[-_]?(\d{1,7})", r"(?:^|[^A-Za-z0-9])r(\d{1,7})(?![A-Za-z0-9])"))
-)
+_RANKED = (r"rank[-_]?(\d{1,7})", r"(?:^|[^A-Za-z])TP[-_]?(\d{1,7})", r"(?:^|[^A-Za-z0-9])r(\d{1,7})(?![A-Za-z0-9])")
+_RANK = tuple(map(re.compile, _RANKED))
 _HOST = re.compile(r"^(?P<host>[A-Za-z0-9][\w.-]*)_\d+\.\d{10,}\.pt\.trace\.json")  # torch.profiler.tensorboard_trace_handler
 
 
@@ -525,9 +523,8 @@ def _device(head: JsonObject, used: Counter[object]) -> Device | None:
     number = next((n for n, _ in used.most_common() if isinstance(n, int)), 0)
     props = next((d for d in listed if d.get("id") == number), listed[0])
     alike = sum(d.get("totalGlobalMem") == props["totalGlobalMem"] and d.get("name") == props.get("name") for d in listed)
-    return Device(
-        str(props.get("name", "")).strip(), need_number(props["totalGlobalMem"]), _whole_number(props.get("numSms")), alike
-    )
+    name, nbytes = str(props.get("name", "")).strip(), need_number(props["totalGlobalMem"])
+    return Device(name, nbytes, _whole_number(props.get("numSms")), alike)
 
 
 def _notes(run: RankEvents, collectives: Sequence[Collective], steps: Sequence[TraceStep]) -> Iterator[Note]:

@@ -241,9 +241,8 @@ def _with_times(columns: Columns, kept: _EventColumns, exact: bool) -> tuple[_Ev
     lasting = np.array(kept.lasting)
     times = np.array(list(map(_number, kept.times)) if exact else kept.times)
     with np.errstate(invalid="ignore", over="ignore"):
-        sound = (
-            (times * 1000 > limits.EARLIEST_NS) & (times * 1000 < limits.LATEST_NS) & (np.abs(lasting) * 1000 < limits.LONGEST_NS)
-        )
+        since_ns, lasting_ns = times * 1000, np.abs(lasting) * 1000
+        sound = (since_ns > limits.EARLIEST_NS) & (since_ns < limits.LATEST_NS) & (lasting_ns < limits.LONGEST_NS)
     if None in kept.names:
         sound &= np.array([name is not None for name in kept.names])
     if not sound.all():

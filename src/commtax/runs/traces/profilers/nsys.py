@@ -174,9 +174,8 @@ def call_events(ranges: Sequence[NcclCall]) -> Iterator[JsonObject]:
             continue
         payload = call.payload
         ranks = sizes.get(payload.get(COMMUNICATOR, -1), 0)
-        args: JsonObject = (
-            {"Group size": ranks, "Process Group Name": f"{payload[COMMUNICATOR]:#x}"} if COMMUNICATOR in payload else {}
-        )
+        named = COMMUNICATOR in payload
+        args: JsonObject = {"Group size": ranks, "Process Group Name": f"{payload[COMMUNICATOR]:#x}"} if named else {}
         shares = ranks if op in SHARED else 1
         if SIZE in payload and shares and call.alone:
             whole = payload[SIZE] * shares
@@ -237,9 +236,8 @@ class Database:
         except FAILURES as error:
             if not self.broken and getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_CORRUPT:
                 self.broken = "the file is cut off or damaged"
-                self._connection.execute(
-                    "PRAGMA writable_schema = ON"
-                )  # fewer pages than its header states are no reason to give up
+                # Fewer pages than its header states are no reason to give up.
+                self._connection.execute("PRAGMA writable_schema = ON")
                 return self._fetch(sql)
             why = _error_line(error)
             raise Refusal(f"trace '{self.name}': an SQLite database that cannot be read ({why})", "trace") from None
