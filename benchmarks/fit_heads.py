@@ -74,8 +74,7 @@ def places() -> Iterator[tuple[str, str, str, str]]:
     """File, chip and engine of every table of attention, and where its rows are."""
     for name, (key, where) in TABLES.items():
         yield name, key, FRAMEWORK, where
-        for engine in TIMED:
-            yield name, key, engine, where.replace("kernels/", "kernels_more/")
+        yield from ((name, key, engine, where.replace("kernels/", "kernels_more/")) for engine in TIMED)
 
 
 def fit_shares(folder: Path, write: bool) -> None:

@@ -250,8 +250,7 @@ def odd_chips(folder: Path, store: Store, family: str, kernels: bool) -> Iterato
     for file, (of, system, of_kernels) in CHIPS.items():
         if of == family and of_kernels == kernels:
             first: set[tuple[str, str]] = set()
-            for job in jobs:
-                yield file, job, fit(folder, family, file, (system,), job, store, first)
+            yield from ((file, job, fit(folder, family, file, (system,), job, store, first)) for job in jobs)
 
 
 def fit_family(folder: Path, store: Store, family: str, systems: Sequence[str]) -> None:

@@ -296,8 +296,7 @@ def folds(pool: Pool, kinds: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
     """Each engine, chip, family, publisher and file, and which rows are its."""
     for kind in kinds:
         names = [group.names[kind] for group in pool.groups]
-        for name in dict.fromkeys(names):
-            yield kind, name, np.array([n == name for n in names])[pool.group_of]
+        yield from ((kind, name, np.array([n == name for n in names])[pool.group_of]) for name in dict.fromkeys(names))
 
 
 @dataclass(frozen=True)
@@ -357,10 +356,7 @@ def sigmas(pool: Pool, errors: Any, left: Sequence[Left], without: Left | None =
 
 
 def report(pool: Pool, errors: Any, left: Sequence[Left]) -> Iterator[dict[str, Any]]:
-    """Each kind of fold: how many rows, their median error, how many the range covers, and its half-width.
-
-    The range of a group's rows has a width from the errors of the other groups of its kind.
-    """
+    """Each kind of fold: rows, median error, how many the range covers and its half-width, each group's from the others' errors."""
     for metric in METRICS:
         for mixture in (False, True):
             here = choose(pool, metric, mixture) & np.isfinite(errors)

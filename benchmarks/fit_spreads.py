@@ -81,10 +81,7 @@ def most_bytes(nbytes: float) -> str:
 
 
 def pcie_hosts() -> list[str]:
-    """Widths over PCIe, each host foretold by the geometric mean of the others of its generation and size.
-
-    Those of PCIe 5 lie within a factor of two of what is priced; of PCIe 4 there are few, and the width is that of all hosts.
-    """
+    """Widths over PCIe 5, each host foretold by the geometric mean of the others of its size, and over PCIe 4 that of all hosts."""
     errors: list[float] = []
     for hosts in HOSTS.values():
         shares = np.log(list(hosts.values()))

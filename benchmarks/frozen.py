@@ -77,8 +77,7 @@ def answers(asked: list[Answer], inputs: Path, jobs: int) -> Iterator[Answer]:
     remote = [question for question in asked if question.kind == "web"]
     if remote:
         got |= {answer.name: answer for answer in _served(remote, jobs)}
-    for question in asked:
-        yield got[question.name]
+    yield from (got[question.name] for question in asked)
 
 
 _inputs: Path

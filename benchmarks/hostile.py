@@ -236,9 +236,7 @@ def complaint(words: tuple[str, ...], code: int, printed: str, told: str, cpu_s:
             json.loads(printed, parse_constant=lambda name: json.loads(f"not {name}"))
         except ValueError:
             return f"an answer that is no JSON document: {words[0]}"
-    if code in (0, 1, UNDECIDED) and not printed.strip():
-        return f"an empty answer: {words[0]}"
-    return ""
+    return f"an empty answer: {words[0]}" if code in (0, 1, UNDECIDED) and not printed.strip() else ""
 
 
 def _plain(text: str) -> str:

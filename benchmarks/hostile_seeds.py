@@ -226,8 +226,7 @@ def _training() -> Iterator[tuple[str, Seed]]:
 def _excerpts() -> Iterator[tuple[str, Seed]]:
     for kind, (table, names) in EXCERPTS.items():
         texts = tomllib.loads((TESTS / f"{table}.toml").read_text(encoding="utf-8"))
-        for name in names:
-            yield kind, Seed(f"{name}.txt", texts[name].encode())
+        yield from ((kind, Seed(f"{name}.txt", texts[name].encode())) for name in names)
     yield "GPU topology", Seed("topo.txt", (FIXTURES / "topo-4x3090.txt").read_bytes())
     yield "llama.cpp log", Seed("llama.log", LLAMA_CPP.encode())
     yield "TGI log", Seed("tgi.log", TGI.encode())

@@ -160,8 +160,7 @@ def refused_lines(rows: Iterable[ScoredTechnique]) -> Iterator[str]:
     for one in rows:
         if not one.priced:
             by_reason.setdefault(one.missing, []).append(one.row.id)
-    for reason, names in by_reason.items():
-        yield f"- {', '.join(names)}: {reason}."
+    yield from (f"- {', '.join(names)}: {reason}." for reason, names in by_reason.items())
 
 
 def assumed_lines(rows: Iterable[ScoredTechnique]) -> Iterator[str]:
@@ -169,8 +168,7 @@ def assumed_lines(rows: Iterable[ScoredTechnique]) -> Iterator[str]:
     for one in rows:
         if one.priced and one.reading and one.reading.assumed:
             by_reason.setdefault(one.reading.assumed, []).append(one.row.id)
-    for assumed, names in by_reason.items():
-        yield f"- {', '.join(names)}: {assumed}."
+    yield from (f"- {', '.join(names)}: {assumed}." for assumed, names in by_reason.items())
 
 
 def page(rows: Sequence[ScoredTechnique], readings: TechniqueReadings) -> str:

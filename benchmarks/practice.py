@@ -119,9 +119,7 @@ def _trained_kind(answer: TrainPlans, i: int) -> str:
 
 def _words(answer: Answer, i: int) -> str:
     """A row of the answer, with what a training plan shards and recomputes."""
-    if isinstance(answer, ServingPlans):
-        return answer.workers(answer.plans, i)
-    return answer.whole_words(answer.plans, i)
+    return answer.workers(answer.plans, i) if isinstance(answer, ServingPlans) else answer.whole_words(answer.plans, i)
 
 
 def _worth(answer: Answer, i: int) -> float:

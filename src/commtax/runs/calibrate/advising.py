@@ -119,10 +119,7 @@ def advise(question: Question, wanted: int, named: Sequence[str] = ()) -> Advice
 def best_runs(
     foresight: Foresight, targets: Sequence[int], runs: Mapping[Run, Sequence[int]], seconds: Mapping[Run, float], wanted: int
 ) -> list[Run]:
-    """Choose at most ``wanted`` runs that together narrow the target latencies, the most valuable first.
-
-    One is added after the other, then each is chosen again beside all others: the best two need not hold the best one.
-    """
+    """Choose at most ``wanted`` runs that together narrow the target latencies most, each chosen again beside all others."""
     which = list(targets)
     metrics = np.array([foresight.latencies[i].metric for i in which])
 

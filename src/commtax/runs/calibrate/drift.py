@@ -183,10 +183,7 @@ def _checked(lesson: RunLesson, off: float, width: float) -> CheckedLatency:
 
 
 def _chance(square: float, ways: tuple[int, int], freedom: float) -> float:
-    """Return the probability that the farthest t^2 of some directions is above a value.
-
-    It is the sum over the directions, or Scheffe's bound over the space that they span where that is less: ``ways`` has the
-    dimension of that space, and the number of directions."""
+    """Return the probability that the farthest t^2 of ``ways`` is above a value: a sum, or Scheffe's bound over their space."""
     return min(1.0, ways[1] * tail(square, 1, freedom), tail(square / ways[0], ways[0], freedom))
 
 

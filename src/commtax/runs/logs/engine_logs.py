@@ -63,10 +63,7 @@ class ClaimedMemory:
 
 @dataclass(frozen=True, slots=True)
 class StartupLog:
-    """What one start reports: the engine's settings, the layout of its ranks, and the memory of the tightest rank.
-
-    "", 0 or None where the log does not say.
-    """
+    """What one start reports: the engine's settings, the layout of its ranks, the tightest one's memory; empty where not logged."""
 
     engine: str = "vllm"  # as the catalogue calls it
     version: str = ""
@@ -259,10 +256,7 @@ def axes_of(worker: str) -> dict[str, int]:
 
 
 def last_start_line(rows: Callable[[], Iterable[tuple[str, str, bool]]]) -> int:
-    """Return the number of the line with which the last start begins, where a process introduces itself again as another.
-
-    Rows are a process's name, what distinguishes its runs, and whether the line is such an introduction.
-    """
+    """Return the line of the last start; rows are a process, what distinguishes its runs, and whether it introduces itself."""
     begun: dict[str, str] = {}
     first = 0
     for at, (who, run, starts) in enumerate(rows()):
@@ -408,8 +402,7 @@ class _Vllm(_EngineReading):
 
 
 class _Sglang(_EngineReading):
-    """The start, and the lines that its scheduler writes while it serves. A speculative model's cache has as many tokens as that of
-    the model it helps, and is no part of it; a cache for windows has fewer, and is."""
+    """The start and the lines of SGLang's scheduler; caches of a speculative model and of windows are no part of the model's."""
 
     def __init__(self, says: Wordings, text: str) -> None:
         super().__init__(says, text)
@@ -484,8 +477,7 @@ def _figure(counts_by_name: dict[str, str], name: str) -> float | None:
 
 
 class _Trtllm(_EngineReading):
-    """The start of the PyTorch backend and of compiled engines, and the lines of its iterations. The cache is allocated twice,
-    small while memory is profiled and then for good: the last allocation counts."""
+    """The start and iterations of PyTorch and compiled engines; of a cache that is allocated twice the last allocation counts."""
 
     def introduced(self) -> Iterator[Introduced]:
         """Yield each process's name of the version, which comes once, before the cache is allocated."""
@@ -571,10 +563,7 @@ ENGINE_LOGS = (vllm_log, sglang_log, trtllm_log)  # logs that tell how their eng
 
 
 def crash_of(raw: str, text: str) -> crashes.Crash | None:
-    """Return the error with which a program ended that is no engine: the readers of engines report theirs themselves.
-
-    ``text`` is ``raw`` without what launchers wrote before its lines.
-    """
+    """Return the error with which a program that is no engine ended; ``text`` is ``raw`` without the prefixes of launchers."""
     if not crashes.may_hold_error(raw) or any(engine.looks_like(text) for engine in ENGINE_LOGS):
         return None
     return crashes.find(lines(raw))

@@ -194,14 +194,11 @@ def facts(log: StartupLog) -> dict[str, str]:
 
 def plain_findings(log: StartupLog) -> Iterator[Finding]:
     """Yield layout, memory and speed from the log, with nothing to compare them with."""
-    for axis, name in AXES.items():
-        if size := getattr(log, axis) or axis_size(log, axis):
-            yield Finding(name, None, size)
+    yield from (Finding(name, None, size) for axis, name in AXES.items() if (size := getattr(log, axis) or axis_size(log, axis)))
     for name, count in (("ranks in a world", log.world_size or None), ("ranks on a host", log.figures.get("local_ranks"))):
         if count is not None:
             yield Finding(name, None, count)
-    for label, nbytes in weights_by_workers(log):
-        yield Finding(Note("weights", f"weights ({label})"), None, nbytes, "bytes")
+    yield from (Finding(Note("weights", f"weights ({label})"), None, nbytes, "bytes") for label, nbytes in weights_by_workers(log))
     if len(log.weights_bytes) > 1:
         yield Finding(ALL_WEIGHTS, None, sum(nbytes for _, nbytes in log.weights_bytes), "bytes")
     if log.available_kv_bytes is not None:
@@ -459,8 +456,7 @@ def _likely(measured: float, question: Question) -> str:
 
 
 def _memory(log: StartupLog, question: Question, judged: Fit, share_stated: bool) -> Iterator[Finding]:
-    """Compare KV tokens with the memory that the log has for them (exact), and that memory with a model of what is left.
-    difference of large figures, so it is judged on the memory that it is left of."""
+    """Compare KV tokens with the memory that the log has for them (exact), and that memory with a model of what is left."""
     plan_stated, unlike = bool(share_stated or log.model or log.tp), "other_processes" if share_stated else "other_share"
     share, limits = (WORDS[words].format(ENGINE_MEMORY[log.engine]["flag"]) for words in (unlike, "other_limits"))
     if taken := log.settings.get("activations"):
@@ -532,10 +528,7 @@ def _node_memory_finding(log: StartupLog, judged: Fit, node: float) -> Finding:
 
 
 def _tokens(log: StartupLog, judged: Fit) -> int:
-    """Return KV tokens as the log counts them: whole blocks, or (newer vLLM) full-length requests times that length.
-
-    The two differ where a length is no multiple of a block, and where windows or states let some layers keep less.
-    """
+    """Return KV tokens as the log counts them: whole blocks, or (newer vLLM) full-length requests times that length."""
     logged, length = log.kv_tokens, log.max_model_len
     counted = (log.max_concurrency or 0.0) * length
     if logged and counted and abs(logged - counted) <= PRINTED_TIMES * length + 1:

@@ -238,8 +238,7 @@ def exposition(seen: ServerAudit | None, looks: int, failures: int, last_success
 
 def _samples(seen: ServerAudit) -> Iterator[Sample]:
     state = state_of(seen)
-    for one in WORDS["states"]:
-        yield "state", {"state": one}, float(one == state)
+    yield from (("state", {"state": one}, float(one == state)) for one in WORDS["states"])
     if claim := seen.audited.claim:
         question = claim.question
         values = (question.model.key, question.cluster.key, question.engine.key, str(claim.tp))

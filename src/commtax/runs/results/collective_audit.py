@@ -187,8 +187,7 @@ def _has_both_sides(run: NcclTestsRun) -> bool:
 
 
 def _headline(times: list[tuple[str, JudgedTime]], named: str, assumed: bool) -> Iterator[Note]:
-    """Note the largest size that is too slow, or on a guessed cluster the largest of all beside its prediction.
-    ``named``: the cluster that device names imply, without a claim."""
+    """Note the largest size that is too slow, or on the guessed cluster ``named`` the largest of all beside its prediction."""
     if times:
         op, time = times[telling_time([t.row.nbytes for _, t in times], ["" if assumed else t.verdict for _, t in times])]
         ratio = f"{time.row.seconds / float(time.expected.seconds):.2f} x"
@@ -199,8 +198,7 @@ def _headline(times: list[tuple[str, JudgedTime]], named: str, assumed: bool) ->
 
 
 def _cut_off_notes(tests: CollectiveTests) -> Iterator[Note]:
-    for test in tests.cut:
-        yield Note("partial", f"{test.op or 'a test'} is cut off: {missing_words(test)}")
+    yield from (Note("partial", f"{test.op or 'a test'} is cut off: {missing_words(test)}") for test in tests.cut)
     if not tests.runs and not tests.cut:
         yield Note("partial", "no row of a test's table is in this text: it tells no measurement")
 

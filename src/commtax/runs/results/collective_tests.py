@@ -278,8 +278,7 @@ def _rccl(documents: list[JsonObject]) -> Iterator[str]:
         return
     if program := _op(str(documents[0].get("name", ""))):
         yield f"# Collective test starting: {program}_perf"
-    for rank in range(need_whole(documents[0].get("ranks", documents[0].get("gpus", 0)))):
-        yield f"#  Rank {rank} Group 0"
+    yield from (f"#  Rank {rank} Group 0" for rank in range(need_whole(documents[0].get("ranks", documents[0].get("gpus", 0)))))
     ways: dict[tuple[str, ...], dict[int, JsonObject]] = {}
     for row in documents:
         key = str(row.get("numCycle", 0)), str(row.get("type", "")), str(row.get("redop", "")), str(row["size"])

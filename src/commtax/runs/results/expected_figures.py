@@ -170,11 +170,7 @@ def _tokens(length: float | None) -> int | None:
 
 
 def predict_run(result: BenchmarkRun, load: BenchmarkLoad, claim: Claim) -> ExpectedFigures:
-    """Predict the figures of a result's load.
-
-    A server does not tell whether its clients wait for their answers before they ask again. Ranges of first tokens and of tails
-    hang on that, and hold both a closed loop of as many as were there and arrivals at random, where it would keep up with those.
-    """
+    """Predict the figures of a result's load, for a closed loop and for arrivals at random where a server does not tell which."""
     closed, whole = predict_figures(load, claim), result.seconds("e2el", "mean")
     rate = result.requests_per_s or (result.concurrency / whole if result.concurrency and whole else None)
     if result.tool != SERVER or load.batch is not None or not rate or rate <= LEVEL.least_rate:
@@ -499,10 +495,7 @@ def overload(result: BenchmarkRun) -> tuple[Cause, ...]:
 
 
 def _piled_up_words(result: BenchmarkRun) -> str:
-    """Describe that most requests of a run were concurrent and slowed each other, or return "".
-
-    A short run of long answers has many at once too, and then their tokens take the same time.
-    """
+    """Describe that most requests of a run were concurrent and slowed each other, or return ""."""
     peak, count, tpot = result.facts.get("peak concurrency", ""), result.requests or 0, result.stats.get("tpot", {})
     tail = max(0.0, tpot["p99"] - tpot["median"]) / P99 if "p99" in tpot and "median" in tpot else 0.0
     slowed = tpot.get("std", tail) > LEVEL.uneven * tpot.get(

@@ -204,8 +204,7 @@ def requests_in_flight(page: Exposition, window_s: float | None) -> float | None
 
 
 def _accepted(page: Exposition) -> float:
-    """Return the tokens of a request's step under speculative decoding. Each first token and each gap is a step. Drafts are not
-    made in every step, so accepted ones alone do not suffice. An engine that counts none reports a length instead."""
+    """Return the tokens of a request's step under speculative decoding, where each first token and each gap is a step."""
     if page.named("drafts") is None:
         return max(1.0, (page.named("accept_length") or 1.0) / page.num_engines)
     steps = sum(page.totals.get(f"{name}_count", 0.0) for name in ("time_to_first_token_seconds", GAPS[0]))

@@ -185,9 +185,7 @@ def command_options(command: str) -> dict[str, str]:
 
 
 def _flags(command: str) -> Iterator[tuple[str, str]]:
-    for name, value in SAYS.assigned.findall(command):
-        if name in FLAGS:
-            yield FLAGS[name], value.strip("\"'")
+    yield from ((FLAGS[name], value.strip("\"'")) for name, value in SAYS.assigned.findall(command) if name in FLAGS)
     try:
         words = shlex.split(command)
     except ValueError:

@@ -126,10 +126,7 @@ def work_of(name: str) -> str:
 
 
 def work_seconds(job: TracedJob, place: int, steps: Sequence[TraceStep]) -> Mapping[str, float]:
-    """Return the mean seconds of each kind of kernel in such steps of a rank, counting what runs side by side once.
-
-    A pause of a moment before the next kernel is the former's own: kernels are timed and priced as they follow each other.
-    """
+    """Return the mean seconds of each kind of kernel in such steps of a rank, a moment's pause before the next kernel included."""
     line, begin, end = job.traces[place].timeline, *np.array([(s.start_s, s.end_s) for s in steps]).T
     inside = np.flatnonzero((line.kind == KINDS.index("compute")) & (holding(np.column_stack((begin, end)), line.start_s) >= 0))
     lasted = line.end_s[inside] - line.start_s[inside]

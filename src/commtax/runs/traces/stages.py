@@ -176,11 +176,7 @@ def _lengths(job: TracedJob, place: int) -> dict[str, tuple[float, float]]:
 
 
 def starved_stages(job: TracedJob, accounts: Accounts, first: Column, explained: bool) -> Iterator[Suspect]:
-    """Yield stages whose input comes late: what feeds them idles, their host asks late, or messages do not arrive.
-
-    Between steps a stage idles while others fill or drain the pipeline: pauses there are held against it only where they grow and
-    nothing else explains them (``explained``: something does, such as a slow link).
-    """
+    """Yield stages whose input comes late: what feeds them idles, their host asks late, or messages do not arrive."""
     step_s = accounts.step_s
     if not step_s > 0:
         return
@@ -243,8 +239,7 @@ def _undelivered_messages(job: TracedJob, starving: Column, computed: Column, ch
 
 
 def _late_handovers(job: TracedJob, accounts: Accounts, first: Column) -> Iterator[Suspect]:
-    """Yield a stage that begins later behind the one before than it used to. Constant delays may be the schedule. Each
-    rank's own clock serves, since an offset is the same in all steps."""
+    """Yield a stage that begins later behind the one before than it used to, by each rank's clock."""
     groups = stages(job)
     begun = np.array([np.mean([_first_compute(job, place) for place in group], axis=0) for group in groups])
     hops = sum_columns(np.diff(begun, axis=0), first) / accounts.step_s

@@ -289,8 +289,7 @@ def middle(steps: Sequence[TraceStep]) -> list[TraceStep]:
 
 
 def extend_steps(steps: Sequence[TraceStep]) -> list[TraceStep]:
-    """Extend each step to the next (sampling, scheduling and loading of data are part of it), unless device and host both
-    rest for longer than the step took."""
+    """Extend each step to the next, unless device and host both rest for longer than the step took."""
     extended = []
     for step, following in pairwise(steps):
         on_host = following.host[0] - step.host[1] if math.isfinite(step.host[1]) else math.inf  # unknown for replays
@@ -331,10 +330,7 @@ def _tokens(text: str) -> tuple[int, int]:
 
 
 def graph_steps(launches: Iterable[tuple[float, Hashable, float, float]]) -> list[TraceStep]:
-    """Make steps of replayed graphs (launch, kernels, start, end of each), one of each shortest period that repeats.
-
-    A whole step in one graph has period 1; a graph for each piece of the model has as many as the model has pieces.
-    """
+    """Make steps of replayed graphs (launch, kernels, start, end of each), one of each shortest period that repeats."""
     replays = sorted(launches, key=lambda r: r[0])
     length = period([names for _, names, _, _ in replays])
     if not length:

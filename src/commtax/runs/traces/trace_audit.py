@@ -120,9 +120,7 @@ def _notes(job: TracedJob) -> Iterator[Note]:
         yield Note("fused", f"{number} collectives are fused with what follows ({which}): their time holds compute")
     if job.meetings and (most := max(abs(o) for o in offsets(job))) > LEVEL.skew_s:
         yield Note("clocks", f"clocks of the ranks differ by up to {format_seconds(most)}: aligned by what ends on all of them")
-    for t in job.traces:
-        if t.partial:
-            yield Note("partial", f"rank {t.rank}: {t.partial}")
+    yield from (Note("partial", f"rank {t.rank}: {t.partial}") for t in job.traces if t.partial)
 
 
 def offsets(job: TracedJob) -> list[float]:

@@ -123,9 +123,7 @@ def _size(dtype: str) -> int | None:
 def _elements(dims: Json) -> int:
     """Return the elements of a tensor by its shape, or of a list of tensors."""
     shape = need_list(dims)
-    if shape and isinstance(shape[0], list):
-        return sum(map(_elements, shape))
-    return math.prod(map(need_whole, shape))
+    return sum(map(_elements, shape)) if shape and isinstance(shape[0], list) else math.prod(map(need_whole, shape))
 
 
 T = TypeVar("T")

@@ -182,8 +182,7 @@ class RankEvents:
         return devices
 
     def steps(self) -> list[TraceStep]:
-        """Return named steps, else those that repeated graph launches show, at the time when the device ran them, where the
-        trace holds their launches."""
+        """Return named steps, else those of repeated graph launches, as the device ran them where launches are traced."""
         rows = self.of(STEP)
         spans = zip(*(self.host[key][rows].tolist() for key in ("name", "start", "end")), strict=True)
         named = trace.mark_training(trace.named_steps([(self.names[n], start, end) for n, start, end in spans]), self.trained)
@@ -204,8 +203,7 @@ class RankEvents:
         """Return when the device ran what belongs together."""
 
         def host_s(begin: float, end: float) -> float:
-            """Return the host's time in a pause: before its step ends and outside calls that wait for the device, or all the time
-            until it launched what follows."""
+            """Return the host's time in a pause: in its step and outside calls that wait, or until it launched what follows."""
             until = min(end, host_end_s)
             free_s = until - begin - self._in_driver.seconds(begin, until) if until > begin else 0.0
             return max(free_s, self._unlaunched(rows, begin, end))
@@ -216,8 +214,7 @@ class RankEvents:
         return start, end
 
     def _unlaunched(self, rows: Column, begin: float, end: float) -> float:
-        """Return how long in a pause the device was idle because what ends it was not launched yet. A few kernels ahead of all
-        else in a trace do not count: the device may still run what came before them."""
+        """Return how long in a pause the device was idle for want of a launch, apart from the first few kernels of the trace."""
         starts, ends = self.device["start"][rows], self.device["end"][rows]
         behind = int(np.searchsorted(starts, end))
         until = min(end, float(self.launched_s[rows[behind]]))
@@ -262,8 +259,7 @@ class RankEvents:
 
     @cached_property
     def host_sent(self) -> Column:
-        """Rows of the host that are collectives: what process groups recorded and shared-memory calls, else torch's calls around
-        them. Beside a device only those of a library that has no kernels, and only where none ran on the device."""
+        """Rows of the host that are collectives; beside a device those of a library without kernels alone."""
         if self.on_device:
             hosted, calls = self._named(lambda name: name.startswith(_HOSTED)), self.of(CALL)
             return calls[:0] if len(self.kernels_sent) else calls[hosted[self.host["name"][calls]]]
@@ -372,9 +368,7 @@ class RankEvents:
 
 def _edges(groups: Column) -> list[int]:
     """Return where each run of equal numbers begins, and where the last ends."""
-    if not len(groups):
-        return []
-    return [0, *(np.flatnonzero(groups[1:] != groups[:-1]) + 1).tolist(), len(groups)]
+    return [] if not len(groups) else [0, *(np.flatnonzero(groups[1:] != groups[:-1]) + 1).tolist(), len(groups)]
 
 
 _RANKED = (r"rank[-_]?(\d{1,7})", r"(?:^|[^A-Za-z])TP[-_]?(\d{1,7})", r"(?:^|[^A-Za-z0-9])r(\d{1,7})(?![A-Za-z0-9])")
