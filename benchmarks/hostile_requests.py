@@ -21,7 +21,6 @@ import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -183,30 +182,12 @@ def _huge(rng: Asking) -> Request:
 
 
 def _noise(rng: Asking) -> Request:
-    text = rng.choice(
-        (
-            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-            b"\r\n\r\n\r\n",
-            b"GET",
-            b"GET / HTTP/9.9\r\n\r\n",
-            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-            rng.randbytes(300),
-        )
-    )
-    return Request("noise", text + rng.randbytes(rng.randrange(30)), -1)
+    text = b"GET", b"GET / HTTP/9.9\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\r\n\r\n\r\n"
+    begins = rng.choice((*text, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", rng.randbytes(300)))
+    return Request("noise", begins + rng.randbytes(rng.randrange(30)), -1)
 
 
-KINDS: dict[Callable[[Asking], Request], int] = {
-    _state: 30,
-    _bad_state: 25,
-    _broken_query: 8,
-    _guarded: 12,
-    _half: 5,
-    _dropped: 4,
-    _pipelined: 5,
-    _huge: 5,
-    _noise: 6,
-}
+KINDS = {_state: 30, _bad_state: 25, _broken_query: 8, _guarded: 12, _half: 5, _dropped: 4, _pipelined: 5, _huge: 5, _noise: 6}
 """How often each kind is sent."""
 
 

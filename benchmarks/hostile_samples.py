@@ -9,6 +9,7 @@ import random
 import shutil
 import struct
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "tests" / "helpers"))  # small traces are made as the tests make them
 
-LAUNCHES = {
-    "vllm.sh": "#!/bin/bash\nexport MODEL=meta-llama/Llama-3.1-70B-Instruct\nTP=8\n"
-    "vllm serve $MODEL -tp ${TP} \\\n  --max-model-len 8k --max-num-seqs 64 --gpu-memory-utilization 0.9\n",
-    "sglang.sh": "python -m sglang.launch_server --model-path Qwen/Qwen3-30B-A3B --tp 8 --dp 2 --enable-dp-attention\n",
-    "trtllm.sh": "trtllm-serve meta-llama/Llama-3.1-8B --tp_size 2 --max_batch_size 64 --kv_cache_free_gpu_memory_fraction 0.8\n",
-    "megatron.sh": "torchrun --nproc-per-node 8 --nnodes 2 pretrain_gpt.py --tensor-model-parallel-size 8 "
-    "--pipeline-model-parallel-size 2 --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --num-query-groups 8 "
-    "--ffn-hidden-size 14336 --seq-length 4096 --micro-batch-size 1 --global-batch-size 32 --sequence-parallel --bf16\n",
-    "titan.sh": "torchrun --nproc_per_node=8 -m torchtitan.train --module llama3 --config llama3_8b "
-    "--parallelism.tensor_parallel_degree 2 --training.local_batch_size 2\n",
-}
+LAUNCHES: dict[str, str] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 RENAMED = ("collectives", "serving_runs", "inference", "training_runs")
 
 

@@ -228,29 +228,6 @@ def line(verdict: Verdict) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-HEAD = """# Held against practice
-
-What `commtax plan` recommends beside {count} published deployments and recipes: engines' recipes, the best configurations of
-InferenceMAX at a given interactivity, MLPerf submissions, Megatron-Bridge recipes, and training runs from papers. The list
-(`tests/planner/practice.toml`) was fixed before the search was run on it; misses stay in it. A row agrees where the recommended
-plan is of the same kind as the published one (replicas with TP inside a host, stages or experts inside a host, attention DP inside
-a host, stages across hosts, experts across hosts, TP across hosts, two pools; for training: the same axes), or where the
-published plan is predicted within 10 % of it, behind or ahead. Two pools that spread experts also agree with a plan of the
-decoding pool's kind. `python benchmarks/practice.py --write` writes this page; the tests run every row.
-
-**{agree} of {count} agree.** {strict} would without the rule about decoding pools, {loose} if a published plan predicted far
-ahead agreed too. The search agreed with 34 when the list was fixed. Two rules were added after the rows had been run
-once: a published pool's experts exchange tokens over the backend that suits it best, and a published plan far ahead does not
-count as agreement. Misses showed where to look for errors, and four were found (ranks that wait for each other's
-prompts, clients counted by rank, memory of training in 8 bits, recomputation of modules), so the count flatters. Clients of a row
-are those of one rank, which is what the option meant then. Some facts of rows were written from memory; what their sources say
-instead is listed at the end, and no row was changed for it.
-
-| | question: `commtax plan …` | published | recommended | published behind by | agrees by |
-|---|---|---|---|---|---|
-"""
-
-
 def page(verdicts: list[Verdict], notes: Mapping[str, Mapping[str, str]]) -> str:
     """docs/practice.md, with a line of explanation for each miss."""
     agree = sum(verdict.agrees for verdict in verdicts)
@@ -260,7 +237,7 @@ def page(verdicts: list[Verdict], notes: Mapping[str, Mapping[str, str]]) -> str
     titles = {v.row["id"]: v.row["title"] for v in verdicts}
     parts = {"Misses": missed, "Assumed in asking": assumed, "Found after the list was fixed": notes["errata"]}
     whole = [f"## {name}\n\n{_listed(titles, lines)}" for name, lines in parts.items()]
-    return "\n\n".join([HEAD.format(count=len(verdicts), agree=agree, **_counts(verdicts)) + table, *whole]) + "\n"
+    return "\n\n".join([notes["head"].format(count=len(verdicts), agree=agree, **_counts(verdicts)) + table, *whole]) + "\n"
 
 
 def _listed(titles: Mapping[str, str], lines: Mapping[str, str]) -> str:

@@ -11,18 +11,8 @@ from html import escape
 
 from commtax.report.plots import LOOKS
 
-NAMES = {
-    "ink": "ink",
-    "soft": "quiet",
-    "line": "line",
-    "panel": "paper",
-    "idle": "line",
-    "compute": "accent",
-    "compute-mid": "compute-line",
-    "compute-soft": "compute",
-    "comm": "hot",
-    "comm-soft": "hot-soft",
-}
+NAMES = {"ink": "ink", "soft": "quiet", "line": "line", "panel": "paper", "idle": "line", "compute": "accent"}
+NAMES |= {"compute-mid": "compute-line", "compute-soft": "compute", "comm": "hot", "comm-soft": "hot-soft"}
 """What a drawing's colours are called in the one table of looks."""
 LIGHT, DARK = ({name: LOOKS["colours"][own][ground] for name, own in NAMES.items()} for ground in (0, 1))
 FONT = "system-ui, -apple-system, 'Segoe UI', 'Noto Sans', 'DejaVu Sans', sans-serif"
