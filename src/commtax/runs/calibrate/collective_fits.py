@@ -498,17 +498,9 @@ def _curve(posterior: NetworkPosterior, op: str, domain: int) -> NetworkCurve:
     wanted = [replace(mine[0], ranks=ranks, nbytes=size) for ranks in groups for size in sizes]
     mean, sigma = (np.round(x, 5).reshape(len(groups), -1) for x in posterior.curve(wanted))
     drift, grown = (deviation * float(np.sqrt(2 / CURVE["octaves"])) for deviation in (posterior.deviation, CURVE["deviation"]))
-    return NetworkCurve(
-        op=op,
-        ranks=tuple(groups),
-        nbytes=tuple(sizes),
-        factor=tuple(map(tuple, np.round(np.exp(mean), 5).tolist())),
-        sigma=tuple(map(tuple, sigma.tolist())),
-        drift=round(posterior.scale * drift, 5),
-        grown=round(max(1.0, posterior.scale) * grown, 5),
-        reshaped=CURVE["reshaped"],
-        domain=domain,
-    )
+    factor, spread = tuple(map(tuple, np.round(np.exp(mean), 5).tolist())), tuple(map(tuple, sigma.tolist()))
+    drift, grown = round(posterior.scale * drift, 5), round(max(1.0, posterior.scale) * grown, 5)
+    return NetworkCurve(op, tuple(groups), tuple(sizes), factor, spread, drift, grown, CURVE["reshaped"], domain)
 
 
 def _network_notes(rows: Rows, place: MeasuredMachine, posterior: NetworkPosterior) -> Iterator[str]:

@@ -129,17 +129,9 @@ def judge(
     widths = end * foreseen.scale * np.sqrt(np.maximum(0.0, np.diag(foreseen.covariance)) + foreseen.noise**2)
     latencies = tuple(map(_checked, lessons, off.tolist(), widths.tolist()))
     verdict, reason = _verdict(chance, near, parts[-1])
-    return DriftCheck(
-        verdict,
-        reason,
-        chance,
-        LEVEL.level,
-        suspects(likely) if verdict == "drifted" else (),
-        parts,
-        latencies,
-        notes,
-        tuple(dict.fromkeys(lesson.deployment for lesson in lessons)),
-    )
+    moved = suspects(likely) if verdict == "drifted" else ()
+    deployments = tuple(dict.fromkeys(lesson.deployment for lesson in lessons))
+    return DriftCheck(verdict, reason, chance, LEVEL.level, moved, parts, latencies, notes, deployments)
 
 
 def _verdict(chance: float, near: Sequence[RunLesson], every: PartShift) -> tuple[Literal["same", "drifted", "unknown"], str]:

@@ -80,16 +80,10 @@ def _audited(read_files: ReadFiles, state: State) -> Record:
     audited = audit_read(read_files, claim)
     shown = audit_page(audited, "")
     asks = named and claim is None and "m" in stated
-    return {
-        **shown,
-        "compared": claim is not None and not placed,
-        "hints": [*_hints(stated, audited, asks)],
-        "sizes": [2**n for n in range(min(MOST_ASKED, state.question.cluster.num_gpus).bit_length())] if asks else [],
-        "title": on_page(cast(str, shown["title"])),
-        "notes": [on_page(note) for note in cast("list[str]", shown["notes"])],
-        "document": audit_document(audited),
-        "patch": stated or None,
-    }
+    sizes = [2**n for n in range(min(MOST_ASKED, state.question.cluster.num_gpus).bit_length())] if asks else []
+    judged = {"compared": claim is not None and not placed, "hints": [*_hints(stated, audited, asks)], "sizes": sizes}
+    worded = {"title": on_page(cast(str, shown["title"])), "notes": [on_page(note) for note in cast("list[str]", shown["notes"])]}
+    return {**shown, **judged, **worded, "document": audit_document(audited), "patch": stated or None}
 
 
 def _hints(stated: Mapping[str, Value], audited: Audit, asks: bool) -> Iterator[str]:
@@ -149,17 +143,12 @@ def _launch(body: bytes, name: str) -> Record | None:
     ran = ", ".join(f"{option.replace('_', ' ')} {value}" for option, value in options.items() if value not in ("", None))
     unread = [f"not read: {', '.join(launch.unread)}"] if launch.unread else []
     unknown = [] if model_record else [f"{launch.model or 'its model'} is not in the catalogue: choose one at the left"]
-    return {
-        "kind": "launch",
-        "title": f"{name} starts {launch.model or 'a model'} with {launch.engine} on {launch.num_gpus} GPUs",
-        **dict.fromkeys(("verdict", "culprit", "command"), ""),
-        **{key: list[Value]() for key in ("causes", "charts", "tables", "hints", "sizes")},
-        "ran": ran,
-        "notes": [on_page(note) for note in (*remarks, *unread, *unknown)],
-        "document": None,
-        "patch": patch,
-        "compared": False,
-    }
+    words = dict.fromkeys(("verdict", "culprit", "command"), "")
+    lists = {key: list[Value]() for key in ("causes", "charts", "tables", "hints", "sizes")}
+    title = f"{name} starts {launch.model or 'a model'} with {launch.engine} on {launch.num_gpus} GPUs"
+    notes = [on_page(note) for note in (*remarks, *unread, *unknown)]
+    rest = {"notes": notes, "document": None, "patch": patch, "compared": False}
+    return {"kind": "launch", "title": title, **words, **lists, "ran": ran, **rest}
 
 
 def _legal_keys(keys: dict[str, object]) -> dict[str, Value]:

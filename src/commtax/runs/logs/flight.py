@@ -207,26 +207,19 @@ def _entry(row: Mapping[str, object]) -> FlightEntry | None:
         return None
     state = _text(row.get("state"))
     ended = row.get("retired") is True or bool(row.get("time_discovered_completed_ns"))
-    dtypes, took, frames = row.get("input_dtypes"), row.get("duration_ms"), row.get("frames")
-    return FlightEntry(
-        seq=seq,
-        op=call_op(name) or name.rsplit(":", 1)[-1],
-        name=name[:120],
-        group=_text(group[0] if isinstance(group, list | tuple) and group else group)[:120],
-        state=COMPLETED if ended else state,
-        inputs=_sizes(row.get("input_sizes")),
-        outputs=_sizes(row.get("output_sizes")),
-        dtype=_text(dtypes[0] if isinstance(dtypes, list | tuple) and dtypes else dtypes),
-        created_s=_whole_number(row.get("time_created_ns"), 0) * 1e-9,
-        seconds=float(took) / 1e3 if isinstance(took, int | float) and 0 <= took < 1e12 else None,
-        paired=paired,
-        where=_calling_line(frames if isinstance(frames, list) else []),
-    )
+    dtypes, took = row.get("input_dtypes"), row.get("duration_ms")
+    group = _text(group[0] if isinstance(group, list | tuple) and group else group)[:120]
+    dtype = _text(dtypes[0] if isinstance(dtypes, list | tuple) and dtypes else dtypes)
+    seconds = float(took) / 1e3 if isinstance(took, int | float) and 0 <= took < 1e12 else None
+    called = name[:120], group, COMPLETED if ended else state
+    sizes, where = (_sizes(row.get("input_sizes")), _sizes(row.get("output_sizes"))), _calling_line(row.get("frames"))
+    created_s = _whole_number(row.get("time_created_ns"), 0) * 1e-9
+    return FlightEntry(seq, call_op(name) or name.rsplit(":", 1)[-1], *called, *sizes, dtype, created_s, seconds, paired, where)
 
 
-def _calling_line(frames: Sequence[object]) -> str:
+def _calling_line(frames: object) -> str:
     """Return the first line of a program that is none of the framework's."""
-    for frame in (frame for frame in frames[:64] if isinstance(frame, dict)):
+    for frame in (frame for frame in (frames[:64] if isinstance(frames, list) else ()) if isinstance(frame, dict)):
         path = _text(frame.get("filename"))
         if path and "/torch/" not in path and not path.startswith("??"):
             return f"{path.rsplit('/', 1)[-1]}:{_whole_number(frame.get('line'), 0)} {_text(frame.get('name'))}".strip()[:160]

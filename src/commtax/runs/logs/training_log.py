@@ -262,17 +262,10 @@ class _TrainingReading:
         kept = f"the first {COUNT.most_steps:,} steps are told"
         timed = [(name, clock) for name, clock in self.times.items() if clock]
         timers = [ProgramTimer(name, *(median(side) for side in zip(*clock, strict=True))) for name, clock in timed]
-        return TrainingLog(
-            program=program,
-            steps=_with_seconds([steps[n] for n in sorted(steps)], program, self.facts),
-            last=self.last,
-            restarts=len(runs) - 1,
-            arguments=self.arguments,
-            facts=self.facts,
-            timers=tuple(timers),
-            memory_bytes=memory,
-            notes=(Note("partial", f"{kept}; {self.dropped:,} more were left out"),) if self.dropped else (),
-        )
+        timed_steps = _with_seconds([steps[n] for n in sorted(steps)], program, self.facts)
+        notes = (Note("partial", f"{kept}; {self.dropped:,} more were left out"),) if self.dropped else ()
+        read = self.arguments, self.facts, tuple(timers), memory
+        return TrainingLog(program, timed_steps, self.last, len(runs) - 1, *read, notes)
 
 
 def _clock(line: str) -> float | None:

@@ -363,17 +363,10 @@ def parse(text: str, name: str = "output") -> CollectiveTests:
     runs = parse_all(text, name, _mend_line)
     names, hosts = (tuple(dict.fromkeys(d[i] for d in devices.values() if d[i])) for i in (1, 0))
     cut = [test for test in tests.begun if test.is_cut]
-    return CollectiveTests(
-        runs,
-        _whole_names(names, text),
-        hosts,
-        min(max(devices, default=-1) + 1, COUNT.most_devices),
-        _ranks_on_one_gpu(buses),
-        version,
-        alone if alone > 1 else 0,
-        tuple(averages),
-        tuple(cut[-1:] if alone > 1 else cut),
-    )
+    ranks = min(max(devices, default=-1) + 1, COUNT.most_devices)
+    shared, ended = _ranks_on_one_gpu(buses), tuple(cut[-1:] if alone > 1 else cut)
+    alone = alone if alone > 1 else 0
+    return CollectiveTests(runs, _whole_names(names, text), hosts, ranks, shared, version, alone, tuple(averages), ended)
 
 
 def _lines(text: str) -> Iterator[tuple[str, str]]:

@@ -156,19 +156,10 @@ def run_of(page: Exposition, window_s: float | None = None) -> BenchmarkRun:
     if window_s:
         each = {"duration": window_s, "request_throughput": requests and requests / window_s}
         fields |= {**each, "output_throughput": tokens[1] and tokens[1] / window_s}
-    return result(
-        "prometheus",
-        "serve",
-        fields,
-        stats,
-        lengths=lengths_of_requests(page),
-        concurrency=requests_in_flight(page, window_s),
-        accepted=_accepted(page),
-        spread=_spread_of_answers(page),
-        hit_rate=_hit_rate(page),
-        facts=dict(_facts(page)),
-        notes=tuple(_notes(page, window_s)),
-    )
+    load = {"lengths": lengths_of_requests(page), "concurrency": requests_in_flight(page, window_s)}
+    answers = {"accepted": _accepted(page), "spread": _spread_of_answers(page), "hit_rate": _hit_rate(page)}
+    facts, notes = dict(_facts(page)), tuple(_notes(page, window_s))
+    return result("prometheus", "serve", fields, stats, **load, **answers, facts=facts, notes=notes)
 
 
 def num_answered(page: Exposition) -> int | None:

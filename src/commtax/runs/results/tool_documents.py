@@ -431,13 +431,9 @@ def _trtllm_result(labels: Mapping[str, str], stats: dict[str, dict[str, float]]
             stats.setdefault(metric, {}).setdefault("mean", mean * MS)
     rate, whole = figure("issue rate (req/sec)"), figure("total latency (ms)")
     figures = {"model": labels.get("model", ""), **{key: figure(label) for key, label in TRTLLM["figures"].items()}}
-    return result(
-        "trtllm",
-        "throughput" if rate is None or rate > LEVEL.limitless else "serve",
-        figures,
-        stats,
-        duration_s=whole * MS if whole else None,
-        request_rate=rate if rate and rate <= LEVEL.limitless else math.inf,
-        lengths=(figure("average input length (tokens)"), figure("average output length (tokens)")),
-        facts={name: labels[label] for label, name in TRTLLM["facts"].items() if label in labels and labels[label] != "None"},
-    )
+    limited = rate is not None and rate <= LEVEL.limitless
+    lengths = figure("average input length (tokens)"), figure("average output length (tokens)")
+    facts = {name: labels[label] for label, name in TRTLLM["facts"].items() if label in labels and labels[label] != "None"}
+    timed = {"duration_s": whole * MS if whole else None, "request_rate": rate if rate and limited else math.inf}
+    kind = "serve" if limited else "throughput"
+    return result("trtllm", kind, figures, stats, **timed, lengths=lengths, facts=facts)

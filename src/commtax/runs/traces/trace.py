@@ -172,15 +172,9 @@ def timeline_of(rows: Sequence[tuple[str, float, float, str, str]], kinds: tuple
     lane, start, end, kind, name = zip(*rows, strict=True) if rows else ((), (), (), (), ())
     lanes = tuple(dict.fromkeys(lane))
     codes = {name: i for i, name in enumerate(lanes)}
-    return Timeline(
-        lane=np.array([codes[x] for x in lane], dtype=int),
-        start_s=np.array(start, dtype=float),
-        end_s=np.array(end, dtype=float),
-        kind=np.array([kinds.index(k) for k in kind], dtype=int),
-        name=name,
-        lanes=lanes,
-        kinds=kinds,
-    )
+    codes_of_lanes, codes_of_kinds = ([codes[x] for x in lane], [kinds.index(k) for k in kind])
+    starts, ends = np.array(start, dtype=float), np.array(end, dtype=float)
+    return Timeline(np.array(codes_of_lanes, dtype=int), starts, ends, np.array(codes_of_kinds, dtype=int), name, lanes, kinds)
 
 
 @dataclass(frozen=True, slots=True)

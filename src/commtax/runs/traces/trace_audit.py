@@ -45,22 +45,11 @@ def audit_traces(traces: Sequence[Trace], claim: Claim | None, names: Sequence[s
     collectives, kernels, measured = collective_rows(job), kernel_rows(job), typical_step(job)
     spent = tuple((rank, used) for rank, _, used in typical_by_rank([s for s in steps if s.usual] or steps))
     findings, notes, usage = compare_with_claim(job, claim) if claim else (tuple(_step_findings(job, spent, sent)), (), spent)
-    return Section(
-        "trace",
-        tuple(names),
-        findings,
-        (*read, *place_notes(job.traces), *notes, *remarks, *layer_notes(job)),
-        usage if head.on_device else (),
-        causes(job, culprit, cost_s),
-        culprit,
-        steps,
-        collectives,
-        kernels,
-        facts,
-        measured,
-        sent if any(t.steps for t in job.traces) else None,
-        {name: phase for name in dict.fromkeys(row.name for row in steps) if (phase := phase_of(name))},
-    )
+    phases = {name: phase for name in dict.fromkeys(row.name for row in steps) if (phase := phase_of(name))}
+    notes = (*read, *place_notes(job.traces), *notes, *remarks, *layer_notes(job))
+    spent, shown = usage if head.on_device else (), sent if any(t.steps for t in job.traces) else None
+    rows = steps, collectives, kernels, facts, measured, shown, phases
+    return Section("trace", tuple(names), findings, notes, spent, causes(job, culprit, cost_s), culprit, *rows)
 
 
 def _step_findings(

@@ -466,23 +466,12 @@ def _trace(
 ) -> Trace:
     steps = run.steps()
     collectives = run.collectives(steps)
-    return Trace(
-        rank=rank,
-        world=world,
-        origin_ns=run.origin_ns + _whole_number(head.get("baseTimeNanoseconds")),
-        on_device=run.on_device,
-        timeline=run.timeline(f"rank {rank}"),
-        collectives=tuple(collectives),
-        steps=tuple(steps),
-        issued=run.issued(),
-        device=_device(head, run.used_devices()) if run.on_device else None,
-        training=bool(len(run.trained)),
-        notes=(*notes, *_notes(run, collectives, steps)),
-        host=_host(head, name),
-        partial=partial,
-        replayed=float(run.graph.mean()) if len(run.graph) else 0.0,
-        gradients=gradients,
-    )
+    origin_ns = run.origin_ns + _whole_number(head.get("baseTimeNanoseconds"))
+    ran = run.timeline(f"rank {rank}"), tuple(collectives), tuple(steps), run.issued()
+    device, training = _device(head, run.used_devices()) if run.on_device else None, bool(len(run.trained))
+    notes, host = (*notes, *_notes(run, collectives, steps)), _host(head, name)
+    replayed = float(run.graph.mean()) if len(run.graph) else 0.0
+    return Trace(rank, world, origin_ns, run.on_device, *ran, device, training, notes, host, partial, replayed, gradients)
 
 
 def _whole_number(value: Json) -> int:
@@ -582,18 +571,9 @@ def _lane_trace(lane: str, number: int, slices: Sequence[JsonObject]) -> Trace:
     if next(every, None):
         notes.append(Note("partial", f"'{lane}' has more than {COUNT.most_steps:,} steps: those are told"))
     number_in_name = re.search(r"(?:rank|stage) (\d{1,9})$", lane)
-    return Trace(
-        rank=int(number_in_name[1]) if number_in_name and not lane.startswith(("replica", "decode", "prompt")) else number,
-        world=0,
-        origin_ns=0,
-        on_device=True,
-        timeline=timeline_of(rows),
-        collectives=(),
-        steps=tuple(steps),
-        issued={},
-        training=any(e["cat"] in TRAINED for e in slices),
-        notes=tuple(notes),
-    )
+    copies = lane.startswith(("replica", "decode", "prompt"))
+    rank, training = int(number_in_name[1]) if number_in_name and not copies else number, any(e["cat"] in TRAINED for e in slices)
+    return Trace(rank, 0, 0, True, timeline_of(rows), (), tuple(steps), {}, training=training, notes=tuple(notes))
 
 
 def _span(event: JsonObject) -> tuple[float, float]:
