@@ -452,7 +452,13 @@ def fit_network(files: MeasurementFiles, place: MeasuredMachine, profile: Profil
     usual = expect(rows[0].op, place.cluster, nbytes=1.0, ranks=rows[0].ranks, library=library).fabric.network
     before = np.array([getattr(usual, name) for name in CONSTANTS])
     posterior = fit(rows, _remembered_times(place, profile), before)
-    fitted = _profile(posterior, before, place, profile)
+    ranks = [r.ranks for r in posterior.rows]
+    values = np.where(posterior.informed, posterior.values, before).tolist()
+    constants = dict(zip(CONSTANTS, values, strict=True))
+    width = min(robust_fit.half_width(posterior.residuals, len(CONSTANTS)), physics.NETWORK["spread"].high)
+    constants |= {"spread": width, "least_ranks": min(ranks), "most_ranks": max(ranks)}
+    curves = tuple(_curve(posterior, op, place.cluster.domain) for op in sorted({r.op for r in posterior.rows}))
+    fitted = replace(profile, network=constants, curves=curves, links={**profile.links, "inter": place.cluster.inter.key})
     times = np.array([r.seconds for r in rows])
     then, now = (np.log(times / expected_seconds(rows, place, one)) for one in (None, fitted))
     spread = robust_fit.width(float(np.median(posterior.curve(rows)[1])))
@@ -472,17 +478,6 @@ def _remembered_times(place: MeasuredMachine, profile: Profile) -> Times:
         return expected_seconds(rows, place, replace(profile, network=dict(zip(CONSTANTS, values, strict=True))))
 
     return lambda values, rows: seconds(tuple(values.tolist()), tuple(rows))
-
-
-def _profile(posterior: NetworkPosterior, before: Array, place: MeasuredMachine, profile: Profile) -> Profile:
-    """Return the profile with the fitted constants, the curves over them, and where they were measured."""
-    ranks = [r.ranks for r in posterior.rows]
-    values = np.where(posterior.informed, posterior.values, before).tolist()
-    constants = dict(zip(CONSTANTS, values, strict=True))
-    spread = min(robust_fit.half_width(posterior.residuals, len(CONSTANTS)), physics.NETWORK["spread"].high)
-    constants |= {"spread": spread, "least_ranks": min(ranks), "most_ranks": max(ranks)}
-    curves = tuple(_curve(posterior, op, place.cluster.domain) for op in sorted({r.op for r in posterior.rows}))
-    return replace(profile, network=constants, curves=curves, links={**profile.links, "inter": place.cluster.inter.key})
 
 
 def _curve(posterior: NetworkPosterior, op: str, domain: int) -> NetworkCurve:

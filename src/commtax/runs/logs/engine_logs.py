@@ -203,19 +203,16 @@ class Wordings:
                 if name not in kept or name not in self.table.get("first", ()):
                     kept[name] = text[: COUNT.most_value]
         if any(sign in line for sign in self.table["configured"]):
-            self._settings(heard, line)
-
-    def _settings(self, heard: StartupFacts, line: str) -> None:
-        """Read a printed configuration. The first value of a number counts, and the last of all else is kept to compare runs by."""
-        for quoted, bare, raw in SAYS.setting.findall(SAYS.drafter.sub("", line)):
-            key = quoted or bare
-            value = raw.strip("'\"").rstrip(".").removeprefix("torch.")[: COUNT.most_value]
-            if (name := self.table["numbers"].get(key)) and SAYS.plain_number.fullmatch(value):
-                number = float(value)
-                heard.facts.setdefault(name, int(number) if number.is_integer() and name != "gpu_memory_utilization" else number)
-            elif key == "disable_custom_all_reduce" and value == "True":
-                heard.facts["switched_off"] = True
-            self._keep(heard.settings, self.table["names"].get(key, key), value)
+            for quoted, bare, raw in SAYS.setting.findall(SAYS.drafter.sub("", line)):
+                key = quoted or bare
+                printed = raw.strip("'\"").rstrip(".").removeprefix("torch.")[: COUNT.most_value]
+                if (setting := self.table["numbers"].get(key)) and SAYS.plain_number.fullmatch(printed):
+                    figure = float(printed)  # the first counts; of all else the last is kept, to compare runs by
+                    whole = figure.is_integer() and setting != "gpu_memory_utilization"
+                    heard.facts.setdefault(setting, int(figure) if whole else figure)
+                elif key == "disable_custom_all_reduce" and printed == "True":
+                    heard.facts["switched_off"] = True
+                self._keep(heard.settings, self.table["names"].get(key, key), printed)
 
     def _keep(self, settings: dict[str, str], name: str, value: str) -> None:
         """Keep the last value of a setting, unless it leaves the choice to the engine and a choice is already there."""
@@ -333,7 +330,11 @@ class _Vllm(_EngineReading):
     def take(self, worker: str, line: str) -> None:
         self.workers |= axes_of(worker).items()
         super().take(worker, line)
-        self._claimed(worker, line)
+        match = self.says.claim.search(line) if "requested memory" in line else None
+        if match and all(x.count(".") < 2 for x in match.group(1, 3)):
+            claims = self.heard.facts.setdefault("claims", {})
+            if len(claims) < COUNT.most_moments:
+                claims[worker] = ClaimedMemory(int(match[2]), float(match[3]) * GiB, float(match[1]) * GiB)
         self._layout(line)
         self._served(line)
         self._stalled(worker, line)
@@ -365,14 +366,6 @@ class _Vllm(_EngineReading):
             facts |= {"world_size": int(match[1]), "backend": backend[1]}
         if (match := says.backends.search(line)) and (group := says.group.search(line, match.end() - 1)) and group[1] == "tp":
             facts["allreduce_backends"] = tuple(re.findall(r"[\w.]+", match[1]))
-
-    def _claimed(self, worker: str, line: str) -> None:
-        """Read what a CPU worker takes of its node, each for itself."""
-        match = self.says.claim.search(line) if "requested memory" in line else None
-        if match and all(x.count(".") < 2 for x in match.group(1, 3)):
-            claims = self.heard.facts.setdefault("claims", {})
-            if len(claims) < COUNT.most_moments:
-                claims[worker] = ClaimedMemory(int(match[2]), float(match[3]) * GiB, float(match[1]) * GiB)
 
     def _stalled(self, worker: str, line: str) -> None:
         """Accumulate how long processes wait for others at the end of the log. Progress after a wait clears it."""

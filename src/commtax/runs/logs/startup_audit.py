@@ -102,7 +102,11 @@ def queue_causes(log: StartupLog) -> Iterator[Cause]:
     if (lost := log.figures.get("preempted", 0.0)) >= COUNT.chance:
         text = f"overloaded: {lost:,.0f} times a request lost its place in the KV cache, and was computed again"
         yield served_cause("preempted", text)
-    yield from _small_cache(log)
+    kv, each = log.available_kv_bytes, max((nbytes for _, nbytes in log.weights_bytes), default=0.0)
+    if kv is not None and 0 < kv < LEVEL.little * each and 0 < (log.max_concurrency or 0.0) < LEVEL.full_lengths:
+        length = f" of {log.max_model_len:,} tokens" if log.max_model_len else ""
+        room = f"{kv / GiB:.2f} GiB beside {each / GiB:.2f} GiB of weights"
+        yield served_cause("little cache", f"almost no KV cache: {room} hold {log.max_concurrency:.2f} requests{length}")
 
 
 def _overload_causes(log: StartupLog) -> Iterator[Cause]:
@@ -135,17 +139,6 @@ def _growing_queue(moments: list[Moment]) -> Iterator[Cause]:
 
 def _range_text(counts: Sequence[int]) -> str:
     return f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else f"{counts[0]}"
-
-
-def _small_cache(log: StartupLog) -> Iterator[Cause]:
-    """Report a cache that is small beside the weights and has room for hardly more than one full-length request."""
-    kv, each = log.available_kv_bytes, max((nbytes for _, nbytes in log.weights_bytes), default=0.0)
-    if kv is None or not log.max_concurrency or log.max_concurrency >= LEVEL.full_lengths or not 0 < kv < LEVEL.little * each:
-        return
-    length = f" of {log.max_model_len:,} tokens" if log.max_model_len else ""
-    room = f"{kv / GiB:.2f} GiB beside {each / GiB:.2f} GiB of weights"
-    text = f"almost no KV cache: {room} hold {log.max_concurrency:.2f} requests"
-    yield served_cause("little cache", f"{text}{length}")
 
 
 ENGINES = {one.key: one.title for one in programs() if not one.trains}
@@ -288,7 +281,14 @@ def log_causes(log: StartupLog, claim: Claim | None) -> Iterator[Cause]:
     if (waited := log.figures.get(STALLED, 0.0)) >= LEVEL.long_wait_s and FAILURE not in log.settings:
         text = f"hung: a process has waited {format_seconds(waited)} for its workers when the log ends"
         yield served_cause("hang", text)
-    yield from _overclaim_causes(log)
+    nodes: dict[int, list[ClaimedMemory]] = {}
+    for claimed in log.claims:
+        nodes.setdefault(claimed.node, []).append(claimed)
+    for node, claims in nodes.items():
+        total, whole = sum(c.nbytes for c in claims), min(c.node_bytes for c in claims)
+        if len(claims) > 1 and total > whole:
+            each = f"{plural(len(claims), 'worker')} on node {node} claim {format_bytes(total)} together, of {format_bytes(whole)}"
+            yield served_cause("node memory", f"{each}: the kernel ends one when they fill it")
     alone = "the order of dispatch has NCCL alone" if log.allreduce_backends == NCCL_ALONE else ""
     if why := log.custom_allreduce_disabled or alone:
         change = next((row["change"] for row in CAUSES["custom_allreduce"] if row["part"] in why), "")
@@ -306,18 +306,6 @@ def log_causes(log: StartupLog, claim: Claim | None) -> Iterator[Cause]:
 def to_change(why: str) -> str:
     """Return what to change about an error, or "" where no advice exists."""
     return next((row["change"] for row in CAUSES[FAILURE] if row["part"].lower() in why.lower()), "")
-
-
-def _overclaim_causes(log: StartupLog) -> Iterator[Cause]:
-    """Report workers of one node that together claim more memory than it has."""
-    nodes: dict[int, list[ClaimedMemory]] = {}
-    for claim in log.claims:
-        nodes.setdefault(claim.node, []).append(claim)
-    for node, claims in nodes.items():
-        total, whole = sum(c.nbytes for c in claims), min(c.node_bytes for c in claims)
-        if len(claims) > 1 and total > whole:
-            each = f"{plural(len(claims), 'worker')} on node {node} claim {format_bytes(total)} together, of {format_bytes(whole)}"
-            yield served_cause("node memory", f"{each}: the kernel ends one when they fill it")
 
 
 def _cost(claim: Claim | None, **changes: str | int) -> tuple[float, float] | None:

@@ -317,7 +317,9 @@ def pace(steps: Sequence[TrainedStep]) -> Pace | None:
     batches = [s.batch for s in timed if s.batch]
     usual_batch = median(batches) if batches else 0.0
     seconds = [float(s.step_s or 0.0) * (usual_batch / s.batch if s.batch and usual_batch else 1.0) for s in timed]
-    first = _warm(seconds)
+    typical, first = median(seconds), 0
+    while first < len(seconds) * LEVEL.most_warm_up - 1 and seconds[first] > LEVEL.warm_up * typical:
+        first += 1
     indices, kept = [s.index for s in timed[first:]], seconds[first:]
     usual = median(kept)
     shift, split = _shift(indices, kept)
@@ -331,13 +333,6 @@ def pace(steps: Sequence[TrainedStep]) -> Pace | None:
     slow_share, shown = sum(s - u for _, s, u in slow) / sum(kept), tuple((i, s) for i, s, _ in slow)
     period = common if common > 1 and common == min(gaps) else 0
     return Pace(usual, deviation, len(kept), tuple(timed[:first]), shown, shift, slow_share, period)
-
-
-def _warm(seconds: Sequence[float]) -> int:
-    usual, first = median(seconds), 0
-    while first < len(seconds) * LEVEL.most_warm_up - 1 and seconds[first] > LEVEL.warm_up * usual:
-        first += 1
-    return first
 
 
 def _shift(indices: Sequence[int], seconds: Sequence[float]) -> tuple[Shift | None, int]:
@@ -419,9 +414,8 @@ def _options(log: TrainingLog, logged: LoggedPlan, claim: Claim | None) -> dict[
         options["micro_batch"] = min(_whole(options.get("micro_batch", 1)), batch)
     elif claim and claim.batch:
         options["batch"] = claim.batch
-    engine = (
-        question.engine.key if question and question.trains and question.engine.key != PHASES["train"].engine else logged.engine
-    )
+    named = question and question.trains and question.engine.key != PHASES["train"].engine
+    engine = question.engine.key if question and named else logged.engine
     return {**options, **CompareOptions(dp=dp, phase="train", engine=engine, profile=question.profile if question else None)}
 
 
@@ -537,19 +531,14 @@ def _pace_causes(log: TrainingLog, went: Pace | None) -> Iterator[Cause]:
         lost = sum(getattr(s, code) or 0.0 for s in log.steps)
         if lost:
             yield Cause(code, f"{plural(lost, 'iteration')} {what}")
-    yield from _uneven(log, went)
-
-
-def _uneven(log: TrainingLog, went: Pace | None) -> Iterator[Cause]:
-    """Report the program's timer on which ranks differ most."""
     if went is None:
         return
     for timer in sorted(log.timers, key=lambda t: t.low_s - t.high_s):
         apart = timer.high_s - timer.low_s
         if apart >= LEVEL.uneven * went.usual_s and not timer.name.endswith("setup"):
             low, high = format_seconds(timer.low_s), format_seconds(timer.high_s)
-            text = f"{timer.name}: {low} on the quickest rank, {high} on the slowest"
-            yield Cause("uneven-ranks", text, apart, apart / went.usual_s, CHANGES["uneven-ranks"])
+            uneven = f"{timer.name}: {low} on the quickest rank, {high} on the slowest"
+            yield Cause("uneven-ranks", uneven, apart, apart / went.usual_s, CHANGES["uneven-ranks"])
             return
 
 

@@ -40,9 +40,8 @@ TIMED = ("bench", "collectives")  # … that hold little but times, which are ne
 SOUND = "nothing in it is off"
 MOST_FIGURES = 3
 MOST_NAMED = 2  # that disagree, in the first line
-SAID = frozenset(
-    ("model", "chip", *SERVING_AXES, *(PARALLEL[axis].title for axis in SERVING_AXES))
-)  # codes of what files say of the run itself, not of its speed
+# Codes of what files say of the run itself, not of its speed.
+SAID = frozenset(("model", "chip", *SERVING_AXES, *(PARALLEL[axis].title for axis in SERVING_AXES)))
 WHOLE = 1000  # from which on figures have no fraction
 MOST_FACTS = 10  # in a note
 JOBS = ("trace", "flight")  # kinds of sections that tell who is to blame by themselves

@@ -139,9 +139,8 @@ def _rates(result: BenchmarkRun, judged: Judge | None = None) -> Iterator[Findin
             yield (judged(name, "", item, rate, "") if judged else None) or Finding(item, None, rate)
     if result.duration_s and result.tool != SERVER:
         yield Finding(Note("duration", "total time"), None, result.duration_s, "s")
-    yield from (
-        Finding(Note(fact, title), None, float(value)) for fact, title in BESIDE.items() if (value := result.facts.get(fact))
-    )
+    stated = ((fact, title, result.facts.get(fact)) for fact, title in BESIDE.items())
+    yield from (Finding(Note(fact, title), None, float(value)) for fact, title, value in stated if value)
 
 
 def _judge_figure(

@@ -484,7 +484,13 @@ def overload(result: BenchmarkRun) -> tuple[Cause, ...]:
     rate, answered = result.request_rate, result.requests_per_s
     if not rate or not math.isfinite(rate) or not answered or not falls_behind(rate, answered):
         return ()
-    first, piled = result.stats.get("ttft", {}), _piled_up_words(result)
+    peak, count, tpot = result.facts.get("peak concurrency", ""), result.requests or 0, result.stats.get("tpot", {})
+    tail = max(0.0, tpot["p99"] - tpot["median"]) / P99 if "p99" in tpot and "median" in tpot else 0.0
+    # The deviation as reported, else as the tail of a normal distribution implies.
+    slowed = tpot.get("std", tail) > LEVEL.uneven * tpot.get("mean", math.inf)
+    first, piled = result.stats.get("ttft", {}), ""
+    if not result.concurrency and count and slowed and peak and float(peak) >= LEVEL.piled * count:
+        piled = f", and {float(peak):,.0f} of its {count:,} requests were there at once"
     growth = first["late"] / first["early"] if first.get("early") and "late" in first else 0.0
     if not (growth > LEVEL.grows or piled or _lasts(result, rate, answered)):
         return ()
@@ -492,18 +498,6 @@ def overload(result: BenchmarkRun) -> tuple[Cause, ...]:
     most = f" with {result.concurrency:,.0f} at once at most" if result.concurrency else ""
     text = f"overloaded: answered {format_figure(answered)} of {format_figure(rate)} requests/s{most}{later}{piled}"
     return (Cause("overload", text, change=CHANGES["overload"]),)
-
-
-def _piled_up_words(result: BenchmarkRun) -> str:
-    """Describe that most requests of a run were concurrent and slowed each other, or return ""."""
-    peak, count, tpot = result.facts.get("peak concurrency", ""), result.requests or 0, result.stats.get("tpot", {})
-    tail = max(0.0, tpot["p99"] - tpot["median"]) / P99 if "p99" in tpot and "median" in tpot else 0.0
-    slowed = tpot.get("std", tail) > LEVEL.uneven * tpot.get(
-        "mean", math.inf
-    )  # as reported, else as the tail of a normal distribution implies
-    if result.concurrency or not count or not slowed or not peak or float(peak) < LEVEL.piled * count:
-        return ""
-    return f", and {float(peak):,.0f} of its {count:,} requests were there at once"
 
 
 def _lasts(result: BenchmarkRun, rate: float, answered: float) -> bool:

@@ -32,10 +32,8 @@ def repeated_steps(trace: Trace) -> list[list[TraceStep]]:
     chosen = np.flatnonzero(line.lane == busiest)
     chosen = chosen[np.argsort(line.start_s[chosen], kind="stable")]
     called = sorted(trace.collectives, key=lambda c: c.start_s)
-    seen = [
-        ([line.name[i] for i in chosen.tolist()], line.start_s[chosen]),
-        ([f"{c.op} {c.nbytes} {c.group}" for c in called], np.array([c.start_s for c in called])),
-    ]
+    calls = [f"{c.op} {c.nbytes} {c.group}" for c in called], np.array([c.start_s for c in called])
+    seen = [([line.name[i] for i in chosen.tolist()], line.start_s[chosen]), calls]
     return [_steps(starts, length, line.finish_s) for names, starts in seen if (length := period_of(names)) > 1]
 
 

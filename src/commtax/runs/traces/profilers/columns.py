@@ -205,10 +205,8 @@ class Rows:
 
     def extend(self, *columns: Column | list[int]) -> None:
         """Append many rows, or none of them where a number does not fit."""
-        added = [
-            array(kept.typecode, column.tobytes() if isinstance(column, np.ndarray) else column)
-            for kept, column in zip(self._columns.values(), columns, strict=True)
-        ]
+        raw = (column.tobytes() if isinstance(column, np.ndarray) else column for column in columns)
+        added = [array(kept.typecode, column) for kept, column in zip(self._columns.values(), raw, strict=True)]
         self.settle()
         for kept, column in zip(self._columns.values(), added, strict=True):
             kept.extend(column)

@@ -600,20 +600,16 @@ def read_or_refuse(stream: FileStream) -> list[Trace]:
     traces = read_each(stream)
     if any(t.on_device or len(t.timeline.name) or t.steps or t.collectives for t in traces):
         return traces
-    there = sorted(_categories(stream))
+    categories: set[str] = set()
+    rest = b""
+    for piece in stream.pieces():
+        window = rest + piece
+        categories.update(match[1].decode(errors="replace") for match in _CATEGORY.finditer(window))
+        rest = window[-_OVERLAP:]
+        if len(categories) > 100:
+            break
+    there = sorted(categories)
     wanted = "kernel, gpu_memcpy, cpu_op or user_annotation, as the PyTorch profiler writes them"
     listed = ", ".join(there[:8]) + (" …" if len(there) > 8 else "") if there else "none"
     text = f"expected events of the categories {wanted}; found categories {listed}"
     raise Refusal(f"trace '{stream.path.name}': a Chrome trace without device kernels: {text}", "trace")
-
-
-def _categories(stream: FileStream) -> set[str]:
-    categories: set[str] = set()
-    rest = b""
-    for piece in stream.pieces():
-        text = rest + piece
-        categories.update(match[1].decode(errors="replace") for match in _CATEGORY.finditer(text))
-        rest = text[-_OVERLAP:]
-        if len(categories) > 100:
-            break
-    return categories

@@ -92,11 +92,8 @@ class _DeviceArguments(msgspec.Struct, gc=False):
 
 
 _EMPTY = msgspec.Raw(b"{}")
-_FactArguments = msgspec.defstruct(
-    "_FactArguments",
-    [(f"argument_{i}", msgspec.Raw, msgspec.field(default=NONE, name=key)) for i, key in enumerate(KEYS)],
-    gc=False,
-)
+_FACT_FIELDS = [(f"argument_{i}", msgspec.Raw, msgspec.field(default=NONE, name=key)) for i, key in enumerate(KEYS)]
+_FactArguments = msgspec.defstruct("_FactArguments", _FACT_FIELDS, gc=False)
 """What facts are made of, as text."""
 COUNT = counts(__name__)
 Typed = Event | ExactEvent

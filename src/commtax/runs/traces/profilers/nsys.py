@@ -408,7 +408,10 @@ class _Export:
         first = next(ran, None)
         if first is None:
             return None
-        calls = self._nccl(place)
+        calls = []
+        for called, start, end, thread, raw in self._named(place):
+            if match := NCCL_NAME.fullmatch(called):
+                calls.append(NcclCall(match[1], start, end, thread, payload_of(raw, self._schemas)))
         place_in_job = place_of_calls(calls)
         head: JsonObject = {"deviceProperties": list(self._gpus(place)), "baseTimeNanoseconds": self._began_ns}
         if place_in_job:
@@ -504,13 +507,6 @@ class _Export:
                 yield host_event("cpu_op", operator[1], (start, end), thread)
             elif not NCCL_NAME.fullmatch(name):
                 yield host_event("user_annotation", step_name(name), (start, end), thread)
-
-    def _nccl(self, place: GpuProcess) -> list[NcclCall]:
-        calls = []
-        for name, start, end, thread, raw in self._named(place):
-            if match := NCCL_NAME.fullmatch(name):
-                calls.append(NcclCall(match[1], start, end, thread, payload_of(raw, self._schemas)))
-        return calls
 
     def _notes(self, place: GpuProcess) -> Iterator[Note]:
         whole = sum(1 for _ in self._timed(GRAPH, place))
