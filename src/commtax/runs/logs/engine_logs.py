@@ -63,7 +63,7 @@ class ClaimedMemory:
 
 @dataclass(frozen=True, slots=True)
 class StartupLog:
-    """What one start reports: the engine's settings, the layout of its ranks, the tightest one's memory; empty where not logged."""
+    """What one start reports: the engine's settings, the layout of its ranks, the tightest one's memory, empty where not logged."""
 
     engine: str = "vllm"  # as the catalogue calls it
     version: str = ""
@@ -253,7 +253,7 @@ def axes_of(worker: str) -> dict[str, int]:
 
 
 def last_start_line(rows: Callable[[], Iterable[tuple[str, str, bool]]]) -> int:
-    """Return the line of the last start; rows are a process, what distinguishes its runs, and whether it introduces itself."""
+    """Return the line of the last start, where rows are a process, what distinguishes its runs, and whether it introduces itself."""
     begun: dict[str, str] = {}
     first = 0
     for at, (who, run, starts) in enumerate(rows()):
@@ -395,7 +395,7 @@ class _Vllm(_EngineReading):
 
 
 class _Sglang(_EngineReading):
-    """The start and the lines of SGLang's scheduler; caches of a speculative model and of windows are no part of the model's."""
+    """The start and the lines of SGLang's scheduler, without caches of a speculative model and of windows."""
 
     def __init__(self, says: Wordings, text: str) -> None:
         super().__init__(says, text)
@@ -470,7 +470,7 @@ def _figure(counts_by_name: dict[str, str], name: str) -> float | None:
 
 
 class _Trtllm(_EngineReading):
-    """The start and iterations of PyTorch and compiled engines; of a cache that is allocated twice the last allocation counts."""
+    """The start and iterations of PyTorch and compiled engines, where the last allocation of a cache counts."""
 
     def introduced(self) -> Iterator[Introduced]:
         """Yield each process's name of the version, which comes once, before the cache is allocated."""
@@ -556,7 +556,7 @@ ENGINE_LOGS = (vllm_log, sglang_log, trtllm_log)  # logs that tell how their eng
 
 
 def crash_of(raw: str, text: str) -> crashes.Crash | None:
-    """Return the error with which a program that is no engine ended; ``text`` is ``raw`` without the prefixes of launchers."""
+    """Return the error with which a program that is no engine ended, where ``text`` is ``raw`` without the prefixes of launchers."""
     if not crashes.may_hold_error(raw) or any(engine.looks_like(text) for engine in ENGINE_LOGS):
         return None
     return crashes.find(lines(raw))

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
-from typing import Any, ClassVar, NoReturn
+from typing import ClassVar, NoReturn
 
 from commtax.files import OUTPUT_BYTES, FileStream, Json, decode_text, parse_json, table
 from commtax.runs.evidence.collective_names import call_op
@@ -33,7 +33,7 @@ SAYS = patterns(__name__)
 class _PlainData(pickle._Unpickler):
     """Python's reader without classes and functions. Frames are passed over, so that one that is cut off is read too."""
 
-    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
+    dispatch: ClassVar[dict[int, Callable[..., None]]] = {
         **pickle._Unpickler.dispatch,
         pickle.FRAME[0]: lambda reader: reader.read(8),
     }
@@ -45,7 +45,7 @@ class _PlainData(pickle._Unpickler):
 
 
 class _WholeReads(io.BytesIO):
-    """Bytes that end in an error, and not in a shorter value; so does a file of more instructions than are read."""
+    """Bytes that end in an error, and not in a shorter value, as does a file of too many instructions."""
 
     left = COUNT.most_instructions
 

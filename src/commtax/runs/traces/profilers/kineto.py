@@ -259,7 +259,7 @@ class RankEvents:
 
     @cached_property
     def host_sent(self) -> Column:
-        """Rows of the host that are collectives; beside a device those of a library without kernels alone."""
+        """Rows of the host that are collectives, beside a device those of a library without kernels alone."""
         if self.on_device:
             hosted, calls = self._named(lambda name: name.startswith(_HOSTED)), self.of(CALL)
             return calls[:0] if len(self.kernels_sent) else calls[hosted[self.host["name"][calls]]]
