@@ -253,7 +253,7 @@ def axes_of(worker: str) -> dict[str, int]:
 
 
 def last_start_line(rows: Callable[[], Iterable[tuple[str, str, bool]]]) -> int:
-    """Return the line of the last start, where rows are a process, what distinguishes its runs, and whether it introduces itself."""
+    """Return the line of the last start, where rows are a process, what tells its runs apart, and whether it introduces itself."""
     begun: dict[str, str] = {}
     first = 0
     for at, (who, run, starts) in enumerate(rows()):
@@ -556,7 +556,7 @@ ENGINE_LOGS = (vllm_log, sglang_log, trtllm_log)  # logs that tell how their eng
 
 
 def crash_of(raw: str, text: str) -> crashes.Crash | None:
-    """Return the error with which a program that is no engine ended, where ``text`` is ``raw`` without the prefixes of launchers."""
+    """Return the error with which a program that is no engine ended (``text`` is ``raw`` without launchers' prefixes)."""
     if not crashes.may_hold_error(raw) or any(engine.looks_like(text) for engine in ENGINE_LOGS):
         return None
     return crashes.find(lines(raw))

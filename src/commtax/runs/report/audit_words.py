@@ -127,7 +127,7 @@ def to_blame(culprit: Culprit, audited: Audit) -> str:
 
 
 def causes(audited: Audit) -> list[Cause]:
-    """Return the causes of all sections, the dearest first, then those without a price, each with its file where there are several."""
+    """Return the causes of all sections, the dearest first, then those without a price, each with its file if there are several."""
     by_file = ((_whose(s, audited), c) for s in audited.sections for c in s.causes)
     labelled = (replace(c, said=f"{file}{c.said}") if file else c for file, c in by_file)
     return sorted(labelled, key=lambda c: -c.cost_s if c.cost_s is not None and math.isfinite(c.cost_s) else 0.0)
