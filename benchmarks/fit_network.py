@@ -69,7 +69,7 @@ def now() -> Constants:
 
 def with_constants(network: Network, values: Constants) -> Network:
     own = {n: v for n, v in values.items() if "." not in n}
-    named = [(*n.split("."), v) for n, v in values.items()]
+    named = [(*n.split("."), v) for n, v in values.items() if "." in n]
     protocols = tuple(replace(p, **{n: v for of, n, v in named if of == p.name}) for p in network.protocols)
     return replace(network, protocols=protocols, **own)
 
