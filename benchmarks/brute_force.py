@@ -29,12 +29,8 @@ def wrong(asked: dict[str, Any], rng: random.Random) -> list[str]:
 
 
 def training_question(rng: random.Random) -> dict[str, Any]:
-    return {
-        "model": rng.choice(TRAINED),
-        "cluster": rng.choice(GROUNDS),
-        "global_batch": rng.choice((8, 16, 64)),
-        "seq": rng.choice((1024, 2048, 4096)),
-    }
+    load = {"global_batch": rng.choice((8, 16, 64)), "seq": rng.choice((1024, 2048, 4096))}
+    return {"model": rng.choice(TRAINED), "cluster": rng.choice(GROUNDS), **load}
 
 
 def training_wrong(asked: dict[str, Any], _: random.Random) -> list[str]:

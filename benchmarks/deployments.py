@@ -72,9 +72,8 @@ def deployments(folder: Path, names: Sequence[str]) -> list[Measured]:
     """All of them, priced by priors that were fitted without their publisher, and without their chip."""
     pool = Pool(groups(folder))
     x, (errors, slopes) = pool.fit()
-    priors = {
-        (kind, name): pool.solve(x, errors, slopes, np.where(rows, 0.0, pool.every)) for kind, name, rows in folds(pool, KINDS)
-    }
+    left = [(kind, name, np.where(rows, 0.0, pool.every)) for kind, name, rows in folds(pool, KINDS)]
+    priors = {(kind, name): pool.solve(x, errors, slopes, weights) for kind, name, weights in left}
     found = [_measured(members, pool, x, priors, names) for members in _members(folder)]
     return [one for one in found if one is not None]
 
@@ -89,13 +88,8 @@ def _members(folder: Path) -> Iterator[list[tuple[dict[str, str], dict[str, Any]
         if len(measured_means(row)) < len(METRICS):
             continue
         kind = (row["backend"], row["backend_version"], row["model_path"], row["system"], row["precision"], row["mode"])
-        key = (
-            file_of(row),
-            *kind,
-            *(asked.get(size, 0) for size in SIZES),
-            str(asked.get("dtype")),
-            asked["engine"].serves.batch_wait,
-        )
+        sizes = (asked.get(size, 0) for size in SIZES)
+        key = (file_of(row), *kind, *sizes, str(asked.get("dtype")), asked["engine"].serves.batch_wait)
         parts[key].setdefault((asked["concurrency"], asked["input_len"], asked["output_len"]), (row, asked))
     return (list(runs.values()) for runs in parts.values() if len(runs) >= FEWEST)
 
@@ -152,9 +146,8 @@ def _asked(questions: Sequence[dict[str, Any]], engine: Engine) -> Iterator[dict
         q, slopes = answer.question, answer.slopes
         for j, i in enumerate(places):
             pick = partial(_pick, j, len(places))
-            plan = type(q.plan)(
-                **{s: int(pick(getattr(q.plan, s))) for s in ("tp", "pp", "dp", "ep")}, weights_dtype=q.plan.weights_dtype
-            )
+            sizes = {s: int(pick(getattr(q.plan, s))) for s in ("tp", "pp", "dp", "ep")}
+            plan = type(q.plan)(**sizes, weights_dtype=q.plan.weights_dtype)
             told[i] = {m: pick(getattr(answer, f"{m}_s")) for m in METRICS}
             told[i] |= {f"{m} slopes": {n: pick(v) for n, v in slopes[m].items()} for m in METRICS}
             told[i] |= {"at": deployment_of(q.engine, q.cluster.chip, q.model, plan, answer.apart is not None)}

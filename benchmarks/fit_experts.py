@@ -198,10 +198,7 @@ def is_spread(rows: list[Sample]) -> bool:
 
 
 def usual_forms(by: By) -> dict[tuple[str, str, str], str]:
-    """Which implementation stands for what an engine runs on a family: the one with the most rows of whole layers.
-
-    None where all rows are of kernels between two exchanges: they are no layer of an engine whose experts stay on their ranks.
-    """
+    """The implementation that stands for an engine's on a family: that with most rows of whole layers, or None."""
     counts: dict[tuple[str, str, str], dict[str, int]] = defaultdict(dict)
     for (family, engine, form, store), chosen in by.items():
         if not exchanged(form):

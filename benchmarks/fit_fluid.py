@@ -115,8 +115,7 @@ def grid(given: argparse.Namespace) -> Iterator[tuple[tuple[str, float], ...]]:
     named = {"gap_s": given.gap, "host_s_per_seq": given.per_seq, "host_s": given.host, "reduce_share": given.reduce}
     named |= dict(text.split("=") for text in given.rate)
     values = {name: [float(x) for x in text.split(",")] for name, text in named.items() if text}
-    for chosen in product(*values.values()):
-        yield tuple(zip(values, chosen, strict=True))
+    yield from (tuple(zip(values, chosen, strict=True)) for chosen in product(*values.values()))
 
 
 def main() -> None:

@@ -58,18 +58,9 @@ STARTS: Mapping[str, list[Constants]] = {
     "rows": [{**STREAM, "tl": 1e-10, "ob": 1e3}, {**STREAM, "ep": 0.005, "tl": 1e-12, "ob": 1e2}],
     "stream": [STREAM, {**STREAM, "ep": 0.5, "tl": 1e-9}],
 }
-BOUNDS = {
-    **dict.fromkeys(("eb", "ep", "ep64"), (1e-3, 0.999)),
-    "p": (1.0, 8.0),
-    "cache": (0.1, 1.5),
-    "between": (0.01, 5.0),
-    "states": (1.0, 8.0),
-    "tv": (1e-3, 2.0),
-    "few": (1e-3, 2.0),
-    "s0": (1e-2, 2e3),
-    "ob": (1e-3, 1e8),
-    "tl": (1e-15, 1e-4),
-}
+BOUNDS = dict.fromkeys(("eb", "ep", "ep64"), (1e-3, 0.999)) | dict.fromkeys(("tv", "few"), (1e-3, 2.0))
+BOUNDS |= {"p": (1.0, 8.0), "cache": (0.1, 1.5), "between": (0.01, 5.0), "states": (1.0, 8.0)}
+BOUNDS |= {"s0": (1e-2, 2e3), "ob": (1e-3, 1e8), "tl": (1e-15, 1e-4)}
 BY_ROWS = ("scales", "quantise")
 FIXED = ("pad",)
 

@@ -74,8 +74,7 @@ def places() -> Iterator[tuple[str, str, str, str]]:
     """File, chip and engine of every table of attention, and where its rows are."""
     for name, (key, where) in TABLES.items():
         yield name, key, FRAMEWORK, where
-        for engine in TIMED:
-            yield name, key, engine, where.replace("kernels/", "kernels_more/")
+        yield from ((name, key, engine, where.replace("kernels/", "kernels_more/")) for engine in TIMED)
 
 
 def fit_shares(folder: Path, write: bool) -> None:
@@ -89,10 +88,8 @@ def fit_shares(folder: Path, write: bool) -> None:
                 if section and path.exists():
                     rows = Rows(path, form, kind, catalog.chip(key), engine)
                     for size, value, told in better_shares(rows, constants, f"{form}.{kind}", share):
-                        print(
-                            f"{name:10s} {section:35s} {share}{size} = {value:.3f}  tested {told[0]:6.1%} -> {told[1]:6.1%}",
-                            flush=True,
-                        )
+                        tested = f"tested {told[0]:6.1%} -> {told[1]:6.1%}"
+                        print(f"{name:10s} {section:35s} {share}{size} = {value:.3f}  {tested}", flush=True)
                         if write and told[0] > told[1] + CLEARLY:
                             write_table(KERNELS / f"{name}.toml", section, {f"{share}{size}": value})
 

@@ -31,16 +31,8 @@ MOST = 1200
 FIXED = ("both",)
 DESCENT = Descent(scale=0.02, rounds=40, slope=1e-4, reach=0.7, tries=8, gain=3e-5)
 LEAST, USUAL = 1e-18, (1e-18, 1e3)
-BOUNDS = {
-    **dict.fromkeys(("eb", "eq", "ep"), (0.02, 0.999)),
-    "tile": (1.0, 128.0),
-    "p": (1.0, 8.0),
-    "kc": (1.0, 1e6),
-    "hs": (5.0, 1e5),
-    "kept": (1e6, 3e8),
-    "el": (0.5, 20.0),
-    "reuse": (0.05, 100.0),
-}
+BOUNDS = dict.fromkeys(("eb", "eq", "ep"), (0.02, 0.999)) | {"tile": (1.0, 128.0), "p": (1.0, 8.0), "kc": (1.0, 1e6)}
+BOUNDS |= {"hs": (5.0, 1e5), "kept": (1e6, 3e8), "el": (0.5, 20.0), "reuse": (0.05, 100.0)}
 Names = tuple[str, ...]
 CHIPS = {"b300-sxm": ("blackwell", "b300_sxm", True), "b200-sxm": ("blackwell", "b200_sxm", False)}
 """Chips with constants of their own: B300 has faster exponentials; vLLM's modules on B200 were timed with fused small kernels."""
@@ -250,8 +242,7 @@ def odd_chips(folder: Path, store: Store, family: str, kernels: bool) -> Iterato
     for file, (of, system, of_kernels) in CHIPS.items():
         if of == family and of_kernels == kernels:
             first: set[tuple[str, str]] = set()
-            for job in jobs:
-                yield file, job, fit(folder, family, file, (system,), job, store, first)
+            yield from ((file, job, fit(folder, family, file, (system,), job, store, first)) for job in jobs)
 
 
 def fit_family(folder: Path, store: Store, family: str, systems: Sequence[str]) -> None:

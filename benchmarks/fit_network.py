@@ -30,14 +30,8 @@ DESCENT = Descent(scale=0.05, rounds=12, reach=0.3, tries=6)
 FARTHEST = 1.5  # of a logarithm, from where a constant is
 QUANTILE = 0.82
 SHARED = ("LL.most_Bps", "LL128.share", "LL128.extra_s", "Simple.fill_s", "Simple.level_s", "efficiency", "hops", "eager_s")
-LINKS = (
-    "efa-100.latency_s",
-    "efa-100.efficiency",
-    "efa-100.fill_s",
-    "tcpxo-200.latency_s",
-    "tcpxo-200.fill_s",
-    "efa-v4-400.latency_s",
-)
+LINKS = ("efa-100.latency_s", "efa-100.efficiency", "efa-100.fill_s", "tcpxo-200.latency_s", "tcpxo-200.fill_s")
+LINKS += ("efa-v4-400.latency_s",)
 UNMEASURED = {"latency_s": 20e-6, "efficiency": 1.0, "fill_s": 0.0}  # of a network that nobody measured: the plugin's own latency
 
 
@@ -75,9 +69,8 @@ def now() -> Constants:
 
 def with_constants(network: Network, values: Constants) -> Network:
     own = {n: v for n, v in values.items() if "." not in n}
-    protocols = tuple(
-        replace(p, **{n.split(".")[1]: v for n, v in values.items() if n.split(".")[0] == p.name}) for p in network.protocols
-    )
+    named = [(*n.split("."), v) for n, v in values.items() if "." in n]
+    protocols = tuple(replace(p, **{n: v for of, n, v in named if of == p.name}) for p in network.protocols)
     return replace(network, protocols=protocols, **own)
 
 

@@ -26,20 +26,9 @@ from commtax.runs.calibrate.learning import doubt
 from commtax.spec import RunLesson
 
 torch.set_default_dtype(torch.float64)
-MOST = {
-    "host_s": 0.6,
-    "host_s_per_seq": 0.8,
-    "request_s": 1.0,
-    "prompt_s": 0.6,
-    "pace_products": 0.15,
-    "pace_experts": 0.25,
-    "pace_decoding": 0.25,
-    "pace_prompting": 0.3,
-    "pace_small": 0.3,
-    "pace_latency": 0.4,
-    "pace_wire": 0.3,
-    "pace_prompt_steps": 0.5,
-}
+MOST = {"host_s": 0.6, "host_s_per_seq": 0.8, "request_s": 1.0, "prompt_s": 0.6, "pace_products": 0.15, "pace_experts": 0.25}
+MOST |= {"pace_decoding": 0.25, "pace_prompting": 0.3, "pace_small": 0.3, "pace_latency": 0.4, "pace_wire": 0.3}
+MOST["pace_prompt_steps"] = 0.5
 """How far constants may lie at the most: kernels and collectives have tables of their own, which whole runs do not bend at will."""
 FREEDOM = 2.0  # of a deployment's own scale of each latency, as the catalogue has it
 COMMON = 4.0  # here: of a scale of both, so that few odd deployments do not widen what is believed of all

@@ -163,15 +163,13 @@ def _group(members: list[tuple[dict[str, str], dict[str, Any]]]) -> Group:
     arrays = {name: np.array([q[name] for _, q in members]) for name in ARRAYS}
     words = {key: value for key, value in asked.items() if key not in (*ARRAYS, "engine")}
     seen = {metric: np.array([one.get(f"{metric}_s", np.nan) for one in seconds]) for metric in METRICS}
-    apart = np.array([may_draft(row) for row, _ in members]) | _impossible(engine, words, arrays, seen["tpot"])
+    tpot_s = seen["tpot"]
+    found = simulate(engine=engine, **words, **arrays)
+    apart = np.array([may_draft(row) for row, _ in members]) | np.broadcast_to(
+        ~holds_weights(found.question) | (tpot_s < floor(found, "decode")), len(tpot_s)
+    )
     of = grouped(engine, asked["cluster"].chip, asked["model"], asked["dtype"], publisher(row), file_of(row))
     return replace(of, words=words, arrays=arrays, seen=seen, apart=apart, fitted=np.array([may_fit(row) for row, _ in members]))
-
-
-def _impossible(engine: Engine, words: Mapping[str, Any], arrays: Mapping[str, Any], tpot_s: Any) -> Any:
-    """Runs that no memory holds, or that beat their bytes and FLOPs."""
-    found = simulate(engine=engine, **words, **arrays)
-    return np.broadcast_to(~holds_weights(found.question) | (tpot_s < floor(found, "decode")), len(tpot_s))
 
 
 def levels(group: Group, field: str) -> list[Level]:
@@ -298,8 +296,7 @@ def folds(pool: Pool, kinds: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
     """Each engine, chip, family, publisher and file, and which rows are its."""
     for kind in kinds:
         names = [group.names[kind] for group in pool.groups]
-        for name in dict.fromkeys(names):
-            yield kind, name, np.array([n == name for n in names])[pool.group_of]
+        yield from ((kind, name, np.array([n == name for n in names])[pool.group_of]) for name in dict.fromkeys(names))
 
 
 @dataclass(frozen=True)
@@ -359,10 +356,7 @@ def sigmas(pool: Pool, errors: Any, left: Sequence[Left], without: Left | None =
 
 
 def report(pool: Pool, errors: Any, left: Sequence[Left]) -> Iterator[dict[str, Any]]:
-    """Each kind of fold: how many rows, their median error, how many the range covers, and its half-width.
-
-    The range of a group's rows has a width from the errors of the other groups of its kind.
-    """
+    """Each kind of fold: rows, median error, how many the range covers and its half-width, each group's from the others' errors."""
     for metric in METRICS:
         for mixture in (False, True):
             here = choose(pool, metric, mixture) & np.isfinite(errors)

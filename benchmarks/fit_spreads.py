@@ -81,10 +81,7 @@ def most_bytes(nbytes: float) -> str:
 
 
 def pcie_hosts() -> list[str]:
-    """Widths over PCIe, each host foretold by the geometric mean of the others of its generation and size.
-
-    Those of PCIe 5 lie within a factor of two of what is priced; of PCIe 4 there are few, and the width is that of all hosts.
-    """
+    """Widths over PCIe 5, each host foretold by the geometric mean of the others of its size, and over PCIe 4 that of all hosts."""
     errors: list[float] = []
     for hosts in HOSTS.values():
         shares = np.log(list(hosts.values()))
@@ -98,9 +95,8 @@ def pairs(folder: Path) -> list[str]:
     """Widths of an engine's all-reduce on a chip that it was not measured on: each pair of library and chip left out."""
     errors: dict[bool, list[float]] = {True: [], False: []}
     rows = [row for table in folder_tables(folder, "collectives") for row in table.dicts() if row["op"] == "all_reduce"]
-    rows = [
-        row for row in rows if row["source_id"].startswith("aic-") and "eager" not in row["method"] and "int" not in row["dtype"]
-    ]
+    rows = [row for row in rows if row["source_id"].startswith("aic-") and "eager" not in row["method"]]
+    rows = [row for row in rows if "int" not in row["dtype"]]
     for row, family in [(one, family) for one in rows for family in NEXT.get(one["system"], ())]:
         place = cluster(f"8x{find_chip_name(row['system'])}")
         moved = replace(place, chip=replace(place.chip, key=f"{place.chip.key} as {family}", family=family))

@@ -22,6 +22,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 import traceback
 import urllib.error
 import urllib.request
@@ -46,10 +47,7 @@ READ = (".json", ".csv", ".html", ".txt", ".md", ".jsonl")
 CLOCK = re.compile(r"in [\d.]+ s of CPU, [\d,]+ a second")
 """How long a plan took: the one thing that is told and is no answer."""
 ENVIRONMENT = {"COLUMNS": "150", "NO_COLOR": "1", "TERM": "dumb", "HF_HUB_OFFLINE": "1", "HF_HOME": "no-hub", "MPLBACKEND": "Agg"}
-H100_LOG = """(EngineCore pid=1) INFO x [y.py:1] Model loading took 14.99 GiB memory and 2.1 seconds
-(EngineCore pid=1) INFO x [y.py:1] Available KV cache memory: 53.29 GiB
-(EngineCore pid=1) INFO x [y.py:1] GPU KV cache size: 436,544 tokens, Maximum concurrency for 8,192 tokens per request: 53.29x
-"""
+TABLES = tomllib.loads(Path(__file__).with_name("frozen_questions.toml").read_text())
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +75,7 @@ def answers(asked: list[Answer], inputs: Path, jobs: int) -> Iterator[Answer]:
     remote = [question for question in asked if question.kind == "web"]
     if remote:
         got |= {answer.name: answer for answer in _served(remote, jobs)}
-    for question in asked:
-        yield got[question.name]
+    yield from (got[question.name] for question in asked)
 
 
 _inputs: Path
@@ -146,19 +143,7 @@ def _python(expression: str) -> int:
     return 0
 
 
-FIGURES = (
-    *("step_s", "low_s", "high_s", "sigma", "compute_s", "comm_s", "exposed_comm_s", "comm_fraction", "tokens", "tokens_per_s"),
-    *("legal", "phase", "batch", "context", "microbatch", "rows", "bubble_s", "bubble_fraction", "mfu", "hfu"),
-    *("binding", "taxes", "memory_bytes_per_rank", "fits", "num_gpus", "peak_flops_per_s", "sent_bytes_per_rank", "stage"),
-    *("budget_bytes", "activation_bytes", "other_bytes", "graph_bytes", "kv_bytes", "kv_bytes_per_token", "kv_blocks", "kv_tokens"),
-    *("max_concurrency", "needed_kv_bytes", "over_bytes", "chosen", "kv_tokens_range", "shortfall_bytes", "weights_bytes"),
-    *("concurrency", "running", "decode_s", "prompt_s", "tpot_s", "ttft_s", "e2e_s", "requests_per_s", "mixed_share", "offered"),
-    *("basis", "max_batched_tokens", "max_seqs", "op", "ranks", "nbytes", "seconds", "spread", "latency_s", "wire_s", "floor_s"),
-    *("algbw_Bps", "busbw_Bps", "algorithm", "link", "source", "is_assumed", "axes", "at", "plan", "gpus", "refused", "links"),
-    *("candidates", "usd_per_gpu_hour", "global_batch", "seq", "dtypes", "family", "reason", "axis", "first", "then", "earliest"),
-    *("notes", "sources", "advice"),
-)
-"""Attributes that are told where a result has them."""
+FIGURES = TABLES["figures"]
 LINE = ("kind", "exposed_s", "total_s", "hidden_s", "link", "algorithm", "source")
 ITEM = ("what", "axis", "op", "nbytes", "ranks", "count", "note")
 PARTS = ("rows", "break_evens", "rejected", "bill")
@@ -189,25 +174,17 @@ LIMITS = ("max_batched_tokens", "max_seqs")
 """What a simulated server's steps are limited to."""
 
 
-def _fits(found: Any) -> Any:
-    from commtax.verbs.fitting import fits
-
-    return fits(found) if found.question.trains else found
-
-
-def _limit(found: Any, name: str) -> int:
-    from commtax.verbs.fitting import step_limits
-
-    return step_limits(found.question)[LIMITS.index(name)]
-
-
 def _figure(found: Any, name: str) -> Any:
     """What a result tells under a name, itself or in its question and steps; the result where nowhere."""
     asked = getattr(found, "question", None)
     if name == "fits" and asked and hasattr(found, "step_s"):
-        return _fits(found)
+        from commtax.verbs.fitting import fits
+
+        return fits(found) if found.question.trains else found
     if name in LIMITS and hasattr(found, "served"):
-        return _limit(found, name)
+        from commtax.verbs.fitting import step_limits
+
+        return step_limits(found.question)[LIMITS.index(name)]
     name = MOVED.get(name, name) if not hasattr(found, name) else name
     parts = [found, asked, *(getattr(asked, part, None) for part in ("requests", "goal")), getattr(found, "steps", None)]
     return next((getattr(part, name) for part in parts if hasattr(part, name)), found)
@@ -329,11 +306,8 @@ def _values_differ(path: str, before: Any, after: Any) -> Iterator[str]:
             if name in before and name in after:
                 yield from _values_differ(f"{path}.{name}", before[name], after[name])
             else:
-                yield (
-                    f"{path}.{name}: lost, was {_short(before[name])}"
-                    if name in before
-                    else f"{path}.{name}: new, {after[name]!r:.80}"
-                )
+                what = f"lost, was {_short(before[name])}" if name in before else f"new, {after[name]!r:.80}"
+                yield f"{path}.{name}: {what}"
     elif isinstance(before, list) and isinstance(after, list):
         if len(before) != len(after):
             yield f"{path}: {len(before)} entries -> {len(after)}"
@@ -361,7 +335,7 @@ def lay(folder: Path) -> None:
 
     folder.mkdir(parents=True)
     hostile_samples.make(folder)
-    (folder / "h100.log").write_text(H100_LOG)
+    (folder / "h100.log").write_text(TABLES["h100_log"])
     shutil.copytree(Path(__file__).parents[1] / "tests" / "fixtures", folder / "tests" / "fixtures")
     (folder / "real").mkdir()
     for name, text in real_files().items():
@@ -397,9 +371,8 @@ def compare(folder: Path, only: str, jobs: int, numbers: bool) -> int:
     for before, after in zip(kept, answers(kept, folder / "inputs", jobs), strict=True):
         found = differences(wordless(before), wordless(after)) if numbers else differences(before, after)
         if found and before.name in EXPECTED:
-            print(
-                f"{before.name}: {'answered now' if before.code and not after.code else 'changed'}, as expected: {before.question}"
-            )
+            how = "answered now" if before.code and not after.code else "changed"
+            print(f"{before.name}: {how}, as expected: {before.question}")
         elif found:
             moved += 1
             more = [f"... {len(found) - MOST_SHOWN} more"] if len(found) > MOST_SHOWN else []

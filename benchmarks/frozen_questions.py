@@ -16,10 +16,8 @@ VERBS = {"eager": "bill", "timed": "simulate", "searched": "plan", "real": "audi
 
 def real_files() -> dict[str, str]:
     """Names and texts of other people's files that the tests hold."""
-    kept = {
-        kind: json.loads((ROOT / f"tests/fixtures/audit/{kind}.json").read_text())
-        for kind in ("benches", "logs", "training", "rocprof")
-    }
+    audited = ROOT / "tests/fixtures/audit"
+    kept = {kind: json.loads((audited / f"{kind}.json").read_text()) for kind in ("benches", "logs", "training", "rocprof")}
     endings = {"training": "log", "logs": "log", "rocprof": "csv", "benches": "txt"}
     return {
         f"real/{kind}-{number:02}.{endings[kind]}": one["text"] if "text" in one else "\n".join(one["lines"]) + "\n"
@@ -32,9 +30,8 @@ def real_files() -> dict[str, str]:
 def questions() -> Iterator[tuple[str, str, str]]:
     """Name, kind (command, python or web), and what is asked."""
     blocks = {verb: lines(text) for verb, text in TABLES["json"].items()}
-    blocks["eager"] = [
-        f"{model} -c 8xh200-sxm -tp 8 --eager {flags}" for model in TABLES["eager"]["models"] for flags in TABLES["eager"]["flags"]
-    ]
+    eager = TABLES["eager"]
+    blocks["eager"] = [f"{model} -c 8xh200-sxm -tp 8 --eager {flags}" for model in eager["models"] for flags in eager["flags"]]
     blocks["real"] = [f"{path} -m llama-3.1-8b -c 8xh100-sxm -tp 8" for path in real_files()]
     for verb, asked in blocks.items():
         for number, line in enumerate(asked):

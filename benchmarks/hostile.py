@@ -188,11 +188,6 @@ def _limit(place: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 2**20, 64 * 2**20))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.alarm(WALL_S)
-    sys.addaudithook(_guard(str(place.resolve())))
-
-
-def _guard(place: str) -> Callable[[str, tuple[object, ...]], None]:
-    """No process, no network, and nothing written outside of the child's own folder."""
 
     def watch(event: str, words: tuple[object, ...]) -> None:
         if event in ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.system", "os.fork"):
@@ -202,10 +197,10 @@ def _guard(place: str) -> Callable[[str, tuple[object, ...]], None]:
             os._exit(NETWORK)
         if event == "open" and isinstance(words[0], (str, bytes)) and isinstance(words[2], int):
             path = os.path.realpath(os.fsdecode(words[0]))
-            if words[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) and not path.startswith((place, "/dev/")):
+            if words[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) and not path.startswith((str(place.resolve()), "/dev/")):
                 raise PermissionError(13, "Permission denied", os.fsdecode(words[0]))
 
-    return watch
+    sys.addaudithook(watch)
 
 
 def complaint(words: tuple[str, ...], code: int, printed: str, told: str, cpu_s: float, peak_bytes: float) -> str:
@@ -230,11 +225,6 @@ def complaint(words: tuple[str, ...], code: int, printed: str, told: str, cpu_s:
         return f"more than {MEMORY_BYTES / 1e9:g} GB: {' '.join(words[:1])}, exit code {code}"
     if warned := re.search(r"(\S+):(\d+): (\w*Warning): (.*)", told):
         return f"warning: {warned[3]} in {warned[1].rsplit('commtax/', 1)[-1]}:{warned[2]}: {warned[4][:60]}"
-    return _words(words, code, printed, told)
-
-
-def _words(words: tuple[str, ...], code: int, printed: str, told: str) -> str:
-    """Whether what was said is what such an exit code says."""
     lines = told.removesuffix("\n").split("\n")
     if code == 2 and (len(lines) != 1 or not lines[0].startswith("error: ")):
         return f"a refusal of {len(lines)} lines: {_plain(told)}"
@@ -246,9 +236,7 @@ def _words(words: tuple[str, ...], code: int, printed: str, told: str) -> str:
             json.loads(printed, parse_constant=lambda name: json.loads(f"not {name}"))
         except ValueError:
             return f"an answer that is no JSON document: {words[0]}"
-    if code in (0, 1, UNDECIDED) and not printed.strip():
-        return f"an empty answer: {words[0]}"
-    return ""
+    return f"an empty answer: {words[0]}" if code in (0, 1, UNDECIDED) and not printed.strip() else ""
 
 
 def _plain(text: str) -> str:

@@ -20,30 +20,14 @@ from hostile_values import GARBAGE, damaged, word
 from hostile_values import hostile as bad_word
 
 Pieces = list[list[str]]
-WEIGHTS = {
-    "bill": 20,
-    "fit": 15,
-    "compare": 10,
-    "simulate": 12,
-    "expect": 12,
-    "pipeline": 10,
-    "plan": 4,
-    "audit": 6,
-    "calibrate": 4,
-}
-WEIGHTS |= {"catalog": 5, "claims": 0.2, "measure": 0.1, "validate": 0.5, "web": 0.5}
+WEIGHTS = {"bill": 20, "fit": 15, "compare": 10, "simulate": 12, "expect": 12, "pipeline": 10, "plan": 4, "audit": 6}
+WEIGHTS |= {"calibrate": 4, "catalog": 5, "claims": 0.2, "measure": 0.1, "validate": 0.5, "web": 0.5}
 """How often a verb is drawn; one that is not named here is drawn like ``catalog``."""
 REFUSED = {"web": ["--port", "70000"], "validate": ["--only", "nothing"]}
 """Verbs that would serve or run for long get what refuses them."""
 SERVING = ("kv_dtype", "speculative", "ep_backend", "overlap")
-AUDITED = (
-    "vllm-cpu-tp2.log",
-    "vllm-cpu-tp2.latency.json",
-    "graphs-rank0.json",
-    "vllm-cpu-tp1.serve.json",
-    "sglang.jsonl",
-    "aiperf.json",
-)
+AUDITED = ("vllm-cpu-tp2.log", "vllm-cpu-tp2.latency.json", "graphs-rank0.json", "vllm-cpu-tp1.serve.json")
+AUDITED += ("sglang.jsonl", "aiperf.json")
 MEASURED = ("nccl-2.txt", "nccl-4.txt", "nccl-8.txt", "collectives.jsonl", "gemm.jsonl", "decode.jsonl", "sglang.jsonl")
 
 

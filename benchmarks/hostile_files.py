@@ -125,9 +125,8 @@ def _moved(rng: random.Random, raw: bytes) -> bytes:
 
 def _inserted(rng: random.Random, raw: bytes) -> bytes:
     at = rng.randrange(len(raw) + 1)
-    what = rng.choice(
-        (rng.randbytes(20), b"\0" * 100, b"\xff\xfe", b"\n" * 1000, b" " * 100_000, "\u2028💥é".encode(), b"[/red]", b"\x1b[2J")
-    )
+    many, signs = (b"\0" * 100, b"\n" * 1000, b" " * 100_000), (b"\xff\xfe", "\u2028💥é".encode(), b"[/red]", b"\x1b[2J")
+    what = rng.choice((rng.randbytes(20), *many, *signs))
     return raw[:at] + what + raw[at:]
 
 
@@ -135,9 +134,8 @@ def _numbered(rng: random.Random, raw: bytes) -> bytes:
     """One to twenty numbers are others."""
     found = list(re.finditer(rb"\d+(\.\d+)?", raw[:200_000]))
     for match in sorted(rng.sample(found, min(len(found), rng.choice((1, 3, 20)))), key=lambda m: -m.start()):
-        new = rng.choice(
-            ("0", "-1", "1e308", "1e999", "NaN", "9" * 30, "9" * 6000, "0x1", "1e-320", "٣", "", "1.2.3", str(rng.randrange(10**6)))
-        )
+        odd = ["0", "-1", "1e308", "1e999", "NaN", "0x1", "1e-320", "٣", "1.2.3"]
+        new = rng.choice((*odd, "", "9" * 30, "9" * 6000, str(rng.randrange(10**6))))
         raw = raw[: match.start()] + new.encode() + raw[match.end() :]
     return raw
 
@@ -159,9 +157,8 @@ def _lines(rng: random.Random, raw: bytes) -> bytes:
 
 def _encoded(rng: random.Random, raw: bytes) -> bytes:
     text = raw.decode("utf-8", "replace")
-    return rng.choice(
-        (text.encode("utf-16"), text.encode("utf-32"), b"\xef\xbb\xbf" + raw, text.encode("utf-7"), raw + b"\xe9\xe8")
-    )
+    encoded = (text.encode(name) for name in ("utf-16", "utf-32", "utf-7"))
+    return rng.choice((*encoded, b"\xef\xbb\xbf" + raw, raw + b"\xe9\xe8"))
 
 
 def _packed(rng: random.Random, raw: bytes) -> bytes:
@@ -191,26 +188,6 @@ def _replaced(rng: random.Random, raw: bytes) -> bytes:
     return rng.choice((*CRAFTED, rng.randbytes(1000), raw * 20))
 
 
-def _deep(rng: random.Random, _: Any) -> Any:
-    found: Any = 1
-    for _depth in range(rng.choice((50, 900, 3000))):
-        found = [found] if rng.random() < 0.5 else {"a": found}
-    return found
-
-
-def _places(document: Any) -> list[tuple[Any, Any]]:
-    """All containers with their keys, however deep."""
-    found: list[tuple[Any, Any]] = []
-    todo = [document]
-    while todo and len(found) < 20_000:
-        node = todo.pop()
-        for key, inner in node.items() if isinstance(node, dict) else enumerate(node):
-            found.append((node, key))
-            if isinstance(inner, (dict, list)):
-                todo.append(inner)
-    return found
-
-
 def _json_change(change: Callable[[random.Random, Any, Any, Any], None]) -> Callable[[random.Random, bytes], bytes]:
     """A change of one value of a document, or of one line of many; what is no document stays."""
 
@@ -229,7 +206,14 @@ def _json_change(change: Callable[[random.Random, Any, Any, Any], None]) -> Call
         if not isinstance(document, (dict, list)) or not document:
             return raw
         for _ in range(rng.choice((1, 1, 3))):
-            places = _places(document)
+            places: list[tuple[Any, Any]] = []
+            todo = [document]
+            while todo and len(places) < 20_000:
+                node = todo.pop()
+                for key, inner in node.items() if isinstance(node, dict) else enumerate(node):
+                    places.append((node, key))
+                    if isinstance(inner, (dict, list)):
+                        todo.append(inner)
             if places:
                 change(rng, *(place := rng.choice(places)), rng.choice(places)[0] if place else None)
         try:
@@ -243,7 +227,10 @@ def _json_change(change: Callable[[random.Random, Any, Any, Any], None]) -> Call
 
 
 def _other_value(rng: random.Random, node: Any, key: Any, _: Any) -> None:
-    node[key] = rng.choice((*OTHERS, float("nan"), float("inf"), _deep(rng, None)))
+    found: Any = 1
+    for _depth in range(rng.choice((50, 900, 3000))):
+        found = [found] if rng.random() < 0.5 else {"a": found}
+    node[key] = rng.choice((*OTHERS, float("nan"), float("inf"), found))
 
 
 def _without(_rng: random.Random, node: Any, key: Any, _: Any) -> None:

@@ -9,6 +9,7 @@ import random
 import shutil
 import struct
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "tests" / "helpers"))  # small traces are made as the tests make them
 
-LAUNCHES = {
-    "vllm.sh": "#!/bin/bash\nexport MODEL=meta-llama/Llama-3.1-70B-Instruct\nTP=8\n"
-    "vllm serve $MODEL -tp ${TP} \\\n  --max-model-len 8k --max-num-seqs 64 --gpu-memory-utilization 0.9\n",
-    "sglang.sh": "python -m sglang.launch_server --model-path Qwen/Qwen3-30B-A3B --tp 8 --dp 2 --enable-dp-attention\n",
-    "trtllm.sh": "trtllm-serve meta-llama/Llama-3.1-8B --tp_size 2 --max_batch_size 64 --kv_cache_free_gpu_memory_fraction 0.8\n",
-    "megatron.sh": "torchrun --nproc-per-node 8 --nnodes 2 pretrain_gpt.py --tensor-model-parallel-size 8 "
-    "--pipeline-model-parallel-size 2 --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --num-query-groups 8 "
-    "--ffn-hidden-size 14336 --seq-length 4096 --micro-batch-size 1 --global-batch-size 32 --sequence-parallel --bf16\n",
-    "titan.sh": "torchrun --nproc_per_node=8 -m torchtitan.train --module llama3 --config llama3_8b "
-    "--parallelism.tensor_parallel_degree 2 --training.local_batch_size 2\n",
-}
+LAUNCHES: dict[str, str] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 RENAMED = ("collectives", "serving_runs", "inference", "training_runs")
 
 
@@ -36,13 +27,20 @@ def make(folder: Path) -> Path:
     for file in fixtures.iterdir():
         if file.is_file():
             shutil.copy(file, folder / file.name)
-    (folder / "vllm-cpu-tp2-rank0.trace.json").write_bytes(
-        gzip.decompress((fixtures / "vllm-cpu-tp2-rank0.trace.json.gz").read_bytes())
-    )
+    packed = (fixtures / "vllm-cpu-tp2-rank0.trace.json.gz").read_bytes()
+    (folder / "vllm-cpu-tp2-rank0.trace.json").write_bytes(gzip.decompress(packed))
     for name, text in LAUNCHES.items():
         (folder / name).write_text(text)
-    _benches(folder)
-    _traces(folder)
+    serve = json.loads((folder / "vllm-cpu-tp1.serve.json").read_text())
+    line = {**serve, "backend": "sglang", "mean_e2e_latency_ms": 800.0, "max_concurrency": 8, "accept_length": 1.0}
+    (folder / "sglang.jsonl").write_text(f"{json.dumps(line)}\n{json.dumps({**line, 'max_concurrency': 4})}\n")
+    figures = {"unit": "ms", "avg": 40.0, "p50": 38.0, "p99": 90.0}
+    blocks = dict.fromkeys(("time_to_first_token", "inter_token_latency"), figures)
+    (folder / "aiperf.json").write_text(json.dumps({**blocks, "request_latency": {"unit": "ms", "avg": 900.0}}))
+    import made_traces
+
+    for rank in (0, 1):
+        made_traces.write(folder / f"graphs-rank{rank}.json", made_traces.decode_graphs(5, 1, rank=rank, late_us=3.0 * rank))
     _collectives(folder)
     _models(folder)
     _tables(folder / "tables")
@@ -51,32 +49,13 @@ def make(folder: Path) -> Path:
     return folder
 
 
-def _benches(folder: Path) -> None:
-    serve = json.loads((folder / "vllm-cpu-tp1.serve.json").read_text())
-    line = {**serve, "backend": "sglang", "mean_e2e_latency_ms": 800.0, "max_concurrency": 8, "accept_length": 1.0}
-    (folder / "sglang.jsonl").write_text(f"{json.dumps(line)}\n{json.dumps({**line, 'max_concurrency': 4})}\n")
-    blocks = {
-        name: {"unit": "ms", "avg": 40.0, "p50": 38.0, "p99": 90.0} for name in ("time_to_first_token", "inter_token_latency")
-    }
-    (folder / "aiperf.json").write_text(json.dumps({**blocks, "request_latency": {"unit": "ms", "avg": 900.0}}))
-
-
-def _traces(folder: Path) -> None:
-    import made_traces
-
-    for rank in (0, 1):
-        made_traces.write(folder / f"graphs-rank{rank}.json", made_traces.decode_graphs(5, 1, rank=rank, late_us=3.0 * rank))
-
-
 def _collectives(folder: Path) -> None:
     """nccl-tests' text and rows of ``measure collectives``, from a ring of 180 GB/s."""
     rng = random.Random(0)
     rows = []
     for ranks in (2, 4, 8):
-        lines = [
-            "# nThread 1 nGpus 1 minBytes 1024 maxBytes 1073741824 step: 2(factor)",
-            "# Collective test starting: all_reduce_perf",
-        ]
+        lines = ["# nThread 1 nGpus 1 minBytes 1024 maxBytes 1073741824 step: 2(factor)"]
+        lines.append("# Collective test starting: all_reduce_perf")
         lines += [f"#  Rank {i:2d} Group  0 Pid {900 + i} on host device {i} [0x00] GPU" for i in range(ranks)]
         for size in (2**x for x in range(10, 31, 2)):
             us = 14 + 2.2 * ranks + size * 2 * (ranks - 1) / ranks / 180e3 * rng.uniform(0.98, 1.02)
@@ -97,23 +76,16 @@ def _models(folder: Path) -> None:
     group = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}
     quantised = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
     tiny = json.loads((HERE.parent / "tests" / "fixtures" / "tiny-llama" / "config.json").read_text())
-    configs = {
-        "tiny": tiny,
-        "mixture": catalog.config("deepseek-v3"),
-        "window": catalog.config("gemma-3-27b"),
-        "modelopt": catalog.config("llama-3.1-8b"),
-    }
-    configs["quantised"] = {
-        **catalog.config("llama-3.1-8b"),
-        "quantization_config": {**quantised, "ignore": ["lm_head", "re:.*gate$"]},
-    }
+    kept = {"mixture": "deepseek-v3", "window": "gemma-3-27b", "modelopt": "llama-3.1-8b"}
+    configs = {"tiny": tiny, **{name: catalog.config(key) for name, key in kept.items()}}
+    quantised = {**quantised, "ignore": ["lm_head", "re:.*gate$"]}
+    configs["quantised"] = {**catalog.config("llama-3.1-8b"), "quantization_config": quantised}
     for name, config in configs.items():
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(json.dumps(config))
     _stored(folder / "stored")
-    (folder / "modelopt" / "hf_quant_config.json").write_text(
-        json.dumps({"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}})
-    )
+    stored = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
+    (folder / "modelopt" / "hf_quant_config.json").write_text(json.dumps(stored))
 
 
 def _stored(folder: Path) -> None:
@@ -174,24 +146,13 @@ def _experiment(folder: Path) -> None:
     from commtax_lab.measure.study.recipe import StudyRun
 
     names = ("recipe", "version", "profile", "cluster")
-    facts: dict[str, Any] = {
-        **dict.fromkeys(names, ""),
-        "quick": True,
-        "engine": "builtin",
-        "model": "llama-3.2-1b",
-        "dtype": "fp32",
-    }
+    facts: dict[str, Any] = dict.fromkeys(names, "")
+    facts |= {"quick": True, "engine": "builtin", "model": "llama-3.2-1b", "dtype": "fp32"}
     facts |= {"box": "a", "device": "cpu", "serving_lengths": "synthetic", "checks": [], "link_counters": [], "missing": []}
     times = {"latency_s": [0.31, 0.3, 0.32], "decode_s": [0.009, 0.01], "prefill_s": [0.02, 0.021]}
     served: dict[str, Any] = {"stats_s": {m: {"mean": 0.02, "median": 0.02, "p99": 0.05} for m in ("ttft", "itl", "tpot", "e2el")}}
-    served |= {
-        "requests": 16,
-        "failed": 0,
-        "requests_per_s": 4.0,
-        "output_tokens_per_s": 90.0,
-        "input_len": 128.0,
-        "output_len": 32.0,
-    }
+    served |= {"requests": 16, "failed": 0, "requests_per_s": 4.0, "output_tokens_per_s": 90.0}
+    served |= {"input_len": 128.0, "output_len": 32.0}
     shapes = (("latency", 1, 128, 32), ("batch", 4, 128, 32), ("batch", 16, 128, 32), ("serve", 0, 128, 32))
     runs = [StudyRun(kind, tp, batch, length, output, 3) for tp in (1, 2) for kind, batch, length, output in shapes]
     prices = Prices(catalog.model("llama-3.2-1b"), "", "builtin")

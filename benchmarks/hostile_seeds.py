@@ -25,46 +25,7 @@ import made_traces  # noqa: E402
 FIXTURES = TESTS / "fixtures"
 EVENTS = 90  # of a trace that is cut to fit
 TRAINERS = {"gpt-neox": "deepspeed"}  # by the beginning of an excerpt's name, where that is not its tool
-SWEEP = """request_rate,mean_ttft_ms,p99_ttft_ms,mean_tpot_ms,request_throughput,output_throughput,completed,duration
-1.0,41.5,80.2,9.1,0.98,125.4,100,102.0
-4.0,55.5,120.2,11.1,3.9,500.1,100,25.6
-"""
-COMPOSER = """[batch=1/20]:
-\t Train time/batch: 0
-\t Train loss/train/total: 12.02
-\t Train throughput/batches_per_sec: 0.5
-\t Train throughput/device/mfu: 0.4123
-[batch=2/20]:
-\t Train time/batch: 1
-\t Train throughput/batches_per_sec: 0.5
-\t Train throughput/tokens_per_sec: 16384.0
-"""
-LLAMA_CPP = """load_tensors:        CUDA0 model buffer size =  4403.49 MiB
-llama_kv_cache:      CUDA0 KV buffer size =   512.00 MiB
-llama_perf_context_print: prompt eval time =     120.00 ms /   512 tokens (    0.23 ms per token,  4266.67 tokens per second)
-llama_perf_context_print:        eval time =    2400.00 ms /   127 runs   (   18.90 ms per token,    52.92 tokens per second)
-"""
-TGI = """2025-07-08T00:21:20Z  INFO text_generation_launcher: Args { num_shard: Some(2) }
-2025-07-08T00:21:21Z  INFO shard-manager: text_generation_launcher: Waiting for shard to be ready... rank=0
-2025-07-08T00:21:21Z  INFO shard-manager: text_generation_launcher: Waiting for shard to be ready... rank=1
-2025-07-08T00:21:30Z  INFO text_generation_router::server: router/src/server.rs:2402: Connected
-"""
-NCCL_JSON = {
-    "args": ["./build/alltoall_perf"],
-    "config": {"ngpus": 2, "devices": [{"rank": rank, "hostname": "n", "device_info": "NVIDIA H100"} for rank in (0, 1)]},
-    "results": [
-        {"size": 8 << 20, "type": "float", "redop": "none", "root": "-1"}
-        | {way: {"time": 60.5, "alg_bw": 138.6, "bus_bw": 69.3, "nwrong": 0} for way in ("out_of_place", "in_place")}
-    ],
-    "average_bus_bandwidth": {"bandwidth": 69.3},
-}
-RCCL_JSON = [{"name": "AllReduce", "gpus": 4, "size": 1024, "inPlace": 0, "time": 19.2, "algBw": 50, "busBw": 75, "#wrong": "0"}]
-EXCERPTS = {  # by kind: the table of a test, and which of its texts are such files
-    "GPU states": ("machines/test_gpu_states", ("nvidia", "amd_smi", "xml", "excerpt", "concise", "csv")),
-    "GPU topology": ("machines/test_gpu_states", ("amd",)),
-    "flight recorder, analysis": ("logs/test_startup_logs", ("table", "block")),
-    "log of a crash": ("logs/test_startup_logs", ("torchrun", "summary", "chain", "caused", "nccl_below")),
-}
+TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -121,11 +82,7 @@ def _traces() -> Iterator[tuple[str, Seed]]:
 
 
 def _databases() -> Iterator[tuple[str, Seed]]:
-    names = (
-        "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(x)",
-        "vllm::cross_device_reduce_1stage<bf16, 2>(x)",
-        "nvjet_tst_128x256",
-    )
+    names = ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(x)", "vllm::cross_device_reduce_1stage<bf16, 2>(x)", "nvjet_tst_128x256")
     for kind, schema in (("Nsight Systems, now", made_nsys.NEW), ("Nsight Systems, 2019", made_nsys.OLD)):
         with tempfile.TemporaryDirectory() as folder:
             export = made_nsys.Export(Path(folder) / "run.sqlite", schema)
@@ -203,7 +160,7 @@ def _benches() -> Iterator[tuple[str, Seed]]:
         (FIXTURES / "audit" / "vllm-cpu-metrics.txt", "server metrics"),
     ):
         yield f"benchmark, {kind}", Seed(path.name, path.read_bytes())
-    yield "benchmark, sweep CSV", Seed("sweep.csv", SWEEP.encode())
+    yield "benchmark, sweep CSV", Seed("sweep.csv", TABLES["texts"]["sweep.csv"].encode())
 
 
 def _logs() -> Iterator[tuple[str, Seed]]:
@@ -223,20 +180,17 @@ def _training() -> Iterator[tuple[str, Seed]]:
         program = next((other for begins, other in TRAINERS.items() if entry["name"].startswith(begins)), tool)
         kinds = {"training": f"training log, {program}", "links": "nvidia-smi nvlink", "monitor": "nvidia-smi dmon"}
         yield kinds.get(entry["kind"], f"{tool}-tests"), Seed(f"{entry['name']}.log", _text(entry))
-    yield "training log, composer", Seed("composer.log", COMPOSER.encode())
+    yield "training log, composer", Seed("composer.log", TABLES["texts"]["composer.log"].encode())
     yield "nvidia-smi dmon", Seed("h200-dmon.txt", (FIXTURES / "audit" / "h200-dmon.txt").read_bytes())
 
 
 def _excerpts() -> Iterator[tuple[str, Seed]]:
-    for kind, (table, names) in EXCERPTS.items():
+    for kind, (table, names) in TABLES["excerpts"].items():
         texts = tomllib.loads((TESTS / f"{table}.toml").read_text(encoding="utf-8"))
-        for name in names:
-            yield kind, Seed(f"{name}.txt", texts[name].encode())
+        yield from ((kind, Seed(f"{name}.txt", texts[name].encode())) for name in names)
     yield "GPU topology", Seed("topo.txt", (FIXTURES / "topo-4x3090.txt").read_bytes())
-    yield "llama.cpp log", Seed("llama.log", LLAMA_CPP.encode())
-    yield "TGI log", Seed("tgi.log", TGI.encode())
-    for name, document in (("nccl", NCCL_JSON), ("rccl", RCCL_JSON)):
-        yield "collectives, JSON", Seed(f"{name}.json", json.dumps(document).encode())
+    kinds = {"llama.log": "llama.cpp log", "tgi.log": "TGI log"} | dict.fromkeys(("nccl.json", "rccl.json"), "collectives, JSON")
+    yield from ((kind, Seed(name, TABLES["texts"][name].encode())) for name, kind in kinds.items())
 
 
 def _refused() -> Iterator[tuple[str, Seed]]:

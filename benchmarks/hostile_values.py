@@ -18,23 +18,9 @@ WORDS: dict[str, list[str]] = TABLES["words"]
 COUNTS: dict[str, list[int]] = TABLES["counts"]
 CLUSTERS = WORDS["cluster"]
 MODELS = [name for name in WORDS["model"] if "/" not in name]
-EXTREME = (
-    *("0", "-1", "1", "3", "7", "1e3", "1.5", "128k", "1g", "1G", "1e18", "1e-300", "1e300", "1e308", "1e400", "-1e308"),
-    *("nan", "inf", "-inf", "-0", "99999999999999999999", "9" * 39, "9" * 5000, "2147483648", "9223372036854775807"),
-    *("9223372036854775808", "0x10", "1_000", "1,000", " 7 ", "٣", "１２", "Ⅷ", "1e", "+8", "0.0", "1e-9", "100%", "50%"),
-    *("1e-5%", "%", "NaN%", "1/3", "4.9e-324", "1000000", "16777217", "65536", "4096", "1023", "0.01", "0.0001", "512", "2"),
-)
-GARBAGE = (
-    *("", " ", "-", "--", "---", "=", ",", ",,", ":", "::", "/", ".", "..", "*", "?", "#", "@", "%s%n", "{0}", "${x}", "$(x)"),
-    *("`x`", "~", "\x1b[31mred\x1b[0m", "[red]x[/red]", "[/]", "[bold", "]", "💥", "é" * 40, "a" * 5000, "x" * 70_000),
-    *("\u202egnp.exe", "a\nb", "\t", "\udcff\udcfe", "\x01\x02", "\u2028", "İ", "ß", "None", "null", "true", "[]", "{}"),
-    *('"', "'", "\\", "a b", "0", "-1", "nan", "1e999", "8x", "x8", "0x8xh100-sxm", "8x8x8xh100-sxm", "tp0", "tp1,", "tp1tp1"),
-    *("99999999999x8xh100-sxm", "1000000xh100-sxm", "vllm@", "vllm@x", "batch=", "batch=1:1000000", "batch=1:99999999999"),
-    *("tp=1,x", "link=", "context=1:2:3", "pp-1", "1:1", "1:1:1:1", "nan:1:1", "1:0:1", "/dev/null", "/dev/zero", "/dev/full"),
-    *("samples", "samples/none", "samples/vllm-cpu-tp2.log", "samples/profile.json", "../..", "no/such.json", "/etc", "COM1"),
-    *(",".join(map(str, range(1, 5000))), "tp1," * 2000, "batch=" + "1," * 5000, "1:" * 5000),
-    *("/proc/self/mem", "x.svg", "x.png", "x.pdf", "x.unknown", "a/b", "a/b/c", "http://127.0.0.1:9/x", "hf://x"),
-)
+EXTREME = (*TABLES["extreme"], "9" * 39, "9" * 5000)
+GARBAGE = (*TABLES["garbage"], "é" * 40, "a" * 5000, "x" * 70_000, "\udcff\udcfe", ",".join(map(str, range(1, 5000))))
+GARBAGE += ("tp1," * 2000, "batch=" + "1," * 5000, "1:" * 5000)
 
 
 def word(rng: random.Random, param: click.Parameter) -> str:
@@ -88,23 +74,13 @@ def damaged(rng: random.Random, text: str) -> str:
     return text
 
 
-STARTS = {
-    "vllm": "vllm serve {model}",
-    "sglang": "python -m sglang.launch_server --model-path {model}",
-    "trtllm": "trtllm-serve {model}",
-    "megatron": "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32",
-    "torchtitan": "torchrun --nproc_per_node=8 -m torchtitan.train --module llama3 --config llama3_8b",
-}
-HUB = ("meta-llama/Llama-3.1-70B-Instruct", "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V3")
-
-
 def launch(rng: random.Random, bad: float = 0.15) -> str:
     """A launch command of some engine with some of its own flags, or the file that holds one."""
     if rng.random() < 0.1:
         return f"samples/{rng.choice(('vllm', 'sglang', 'trtllm', 'megatron', 'titan'))}.sh"
     engine = rng.choice(programs()).key
     flags = flags_of(engine).flags
-    parts = [STARTS[engine].format(model=rng.choice(HUB))]
+    parts = [TABLES["starts"][engine].format(model=rng.choice(TABLES["hub"]))]
     for flag in rng.sample(sorted(flags), rng.randint(0, 4)):
         parts.append(_flag(rng, flag, flags, bad))
     text = " ".join(parts)

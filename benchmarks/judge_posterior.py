@@ -80,11 +80,8 @@ def _alike(one: Measured, which: Sequence[int]) -> list[list[int]]:
     words: list[str] = []
     for i in which:
         q = one.questions[i]
-        text = (
-            f"{i}"
-            if q.get("disaggregated")
-            else str([(k, str(v)) for k, v in q.items() if k not in (*ARRAYS, "engine", "model", "cluster")])
-        )
+        stated = [(k, str(v)) for k, v in q.items() if k not in (*ARRAYS, "engine", "model", "cluster")]
+        text = f"{i}" if q.get("disaggregated") else str(stated)
         if words and words[-1] == text:
             groups[-1].append(i)
         else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -27,18 +28,6 @@ from commtax_lab.published.technique_rows import TechniqueReadings, held_out, re
 PAGE = Path(__file__).parents[1] / "docs" / "techniques.md"
 TABLE = "techniques.csv"
 SETS = {"free sources": False, "held-out sources": True}
-HEAD = """# What techniques were worth elsewhere
-
-{count} published figures before and after a technique (pull requests, engines' blogs), each beside what commtax predicts for it.
-No technique has a fitted speed-up: a prediction is made of bytes, launches, kernel times, shares of SMs and acceptance rates. How a
-row is read, and what had to be assumed, is in `laboratory/commtax_lab/published/techniques.toml`, which contains no results. A
-third of the sources, drawn by a hash before anything was modelled, is held out: nobody looked at their figures while techniques
-were built. `python benchmarks/judge_techniques.py DATA --held --write` writes this page from a folder with
-`techniques.csv`.
-
-A speed-up above 1 is a gain. Its sign is right where both gain, both lose, or both lie within ±{near:.0%} of 1; it is near where it
-lies within a factor of {end:g} of the published one, for single operations of {op:g}. By source: the mean of the sources' shares.
-"""
 
 
 def judge(rows: Sequence[ScoredTechnique], readings: TechniqueReadings) -> Iterator[str]:
@@ -57,9 +46,8 @@ def judge(rows: Sequence[ScoredTechnique], readings: TechniqueReadings) -> Itera
             yield _shares(title, f"{kind}, high", of_kind, readings)
         both = [one for one in high if one.row.kind in COUNTED]
         yield _shares(title, "all of high confidence", both, readings)
-        yield _shares(
-            title, "… on which no constant was fitted", [one for one in both if not one.reading or one.reading.unseen], readings
-        )
+        unseen = [one for one in both if not one.reading or one.reading.unseen]
+        yield _shares(title, "… on which no constant was fitted", unseen, readings)
         rest = [one for one in part if one.row.confidence != "high" or one.row.kind not in COUNTED]
         yield _shares(title, "medium confidence, and ratios only", rest, readings)
     if seen := [one.row.id for one in rows if one.row.held and one.reading and one.reading.seen]:
@@ -135,9 +123,8 @@ def anchor_lines(scored: Mapping[str, ScoredTechnique], readings: TechniqueReadi
         if not one.scored:
             continue
         pairs = (("before", one.before, one.row.baseline), ("after", one.after, one.row.value))
-        words = ", ".join(
-            f"{side} {ours:,.0f} where {theirs:,.0f} was published ({ours / theirs - 1:+.0%})" for side, ours, theirs in pairs
-        )
+        published = "{} {:,.0f} where {:,.0f} was published ({:+.0%})".format
+        words = ", ".join(published(side, ours, theirs, ours / theirs - 1) for side, ours, theirs in pairs)
         yield f"- {name} ({one.row.technique}, {one.row.workload}): {words}."
     yield f"\nBar: within {readings.anchored_within:.0%}."
 
@@ -162,8 +149,7 @@ def refused_lines(rows: Iterable[ScoredTechnique]) -> Iterator[str]:
     for one in rows:
         if not one.priced:
             by_reason.setdefault(one.missing, []).append(one.row.id)
-    for reason, names in by_reason.items():
-        yield f"- {', '.join(names)}: {reason}."
+    yield from (f"- {', '.join(names)}: {reason}." for reason, names in by_reason.items())
 
 
 def assumed_lines(rows: Iterable[ScoredTechnique]) -> Iterator[str]:
@@ -171,8 +157,7 @@ def assumed_lines(rows: Iterable[ScoredTechnique]) -> Iterator[str]:
     for one in rows:
         if one.priced and one.reading and one.reading.assumed:
             by_reason.setdefault(one.reading.assumed, []).append(one.row.id)
-    for assumed, names in by_reason.items():
-        yield f"- {', '.join(names)}: {assumed}."
+    yield from (f"- {', '.join(names)}: {assumed}." for assumed, names in by_reason.items())
 
 
 def page(rows: Sequence[ScoredTechnique], readings: TechniqueReadings) -> str:
@@ -180,7 +165,8 @@ def page(rows: Sequence[ScoredTechnique], readings: TechniqueReadings) -> str:
     scored = {one.row.id: one for one in rows}
     flips = [flip for group in readings.flips if (flip := score_flip(group, scored))]
     bars = readings.bars
-    head = HEAD.format(count=len(rows), near=bars.near, end=bars.factor["end to end"], op=bars.factor["op"])
+    head = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["head"]
+    head = head.format(count=len(rows), near=bars.near, end=bars.factor["end to end"], op=bars.factor["op"])
     table = ["| row | what | kind, confidence | published | predicted | |", "|---|---|---|---|---|---|"]
     table += [row_line(one, readings) for one in rows if one.priced and one.reading and one.reading.judged == "ratio"]
     parts = {

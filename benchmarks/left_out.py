@@ -170,10 +170,8 @@ def _of_table(table: kernel_tables.KernelTable) -> Array:
 
 def _say(name: str, chip: str, errors: Array, without: Array | None = None) -> None:
     before = "" if without is None else f"  without the pace {miss(without):6.1%}"
-    print(
-        f"{name:28s} {chip:14s} {len(errors):6d} rows  {miss(errors):6.1%}  80 % in {np.quantile(np.abs(errors), 0.8):.3f}{before}",
-        flush=True,
-    )
+    figures = f"{miss(errors):6.1%}  80 % in {np.quantile(np.abs(errors), 0.8):.3f}{before}"
+    print(f"{name:28s} {chip:14s} {len(errors):6d} rows  {figures}", flush=True)
 
 
 def lines(found: dict[str, Errors]) -> Iterator[str]:

@@ -33,9 +33,8 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     named = list(parsed_calls(given.engine))
-    done = subprocess.run(
-        [given.python, str(PROBE)], input=json.dumps([call for _, call in named]), capture_output=True, text=True, check=False
-    )
+    calls = json.dumps([call for _, call in named])
+    done = subprocess.run([given.python, str(PROBE)], input=calls, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(done.stderr)
     answer = json.loads(done.stdout.splitlines()[-1])

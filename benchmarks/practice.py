@@ -41,9 +41,7 @@ class Verdict:
     recommended: str
     kind: str
     published: str
-    behind: (
-        float  # share of the recommended plan's worth that the published one lacks; nan where it cannot be priced or is not good
-    )
+    behind: float  # share of the recommended plan's worth that the published one lacks; nan where it has no price or is not good
     reason: str  # why it is not good
     search_s: float
 
@@ -121,9 +119,7 @@ def _trained_kind(answer: TrainPlans, i: int) -> str:
 
 def _words(answer: Answer, i: int) -> str:
     """A row of the answer, with what a training plan shards and recomputes."""
-    if isinstance(answer, ServingPlans):
-        return answer.workers(answer.plans, i)
-    return answer.whole_words(answer.plans, i)
+    return answer.workers(answer.plans, i) if isinstance(answer, ServingPlans) else answer.whole_words(answer.plans, i)
 
 
 def _worth(answer: Answer, i: int) -> float:
@@ -136,7 +132,11 @@ def _worth(answer: Answer, i: int) -> float:
 def _published(answer: Answer, row: Row) -> tuple[float, str]:
     """The published plan's worth at its best load; 0 where it is not good, and why."""
     if isinstance(answer, TrainPlans):
-        return _published_training(answer, row["ran"])
+        tried = [training_standing(answer, run) for run in _ways(answer, row["ran"])]
+        good = [stood for stood in tried if stood.rank]
+        if not good:
+            return 0.0, tried[0].reason if tried else "no such way to train"
+        return 1 / min(float(stood.rows.step_s[0]) for stood in good), ""
     stood = _published_serving(answer, row["ran"])
     if stood.rank:
         return float(objective_value(answer.question, stood.rows)[0]), ""
@@ -154,15 +154,6 @@ def _published_serving(answer: ServingPlans, ran: Mapping[str, Any]) -> Standing
 
 def _sizes(ran: Mapping[str, int]) -> dict[str, int]:
     return {axis: ran.get(axis, 1) for axis in SERVED}
-
-
-def _published_training(answer: TrainPlans, ran: Mapping[str, Any]) -> tuple[float, str]:
-    """The fastest way to run it of those that its source leaves open."""
-    tried = [training_standing(answer, run) for run in _ways(answer, ran)]
-    good = [stood for stood in tried if stood.rank]
-    if not good:
-        return 0.0, tried[0].reason if tried else "no such way to train"
-    return 1 / min(float(stood.rows.step_s[0]) for stood in good), ""
 
 
 def _ways(answer: TrainPlans, ran: Mapping[str, Any]) -> Iterator[Question]:
@@ -237,29 +228,6 @@ def line(verdict: Verdict) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-HEAD = """# Held against practice
-
-What `commtax plan` recommends beside {count} published deployments and recipes: engines' recipes, the best configurations of
-InferenceMAX at a given interactivity, MLPerf submissions, Megatron-Bridge recipes, and training runs from papers. The list
-(`tests/planner/practice.toml`) was fixed before the search was run on it; misses stay in it. A row agrees where the recommended
-plan is of the same kind as the published one (replicas with TP inside a host, stages or experts inside a host, attention DP inside
-a host, stages across hosts, experts across hosts, TP across hosts, two pools; for training: the same axes), or where the
-published plan is predicted within 10 % of it, behind or ahead. Two pools that spread experts also agree with a plan of the
-decoding pool's kind. `python benchmarks/practice.py --write` writes this page; the tests run every row.
-
-**{agree} of {count} agree.** {strict} would without the rule about decoding pools, {loose} if a published plan predicted far
-ahead agreed too. The search agreed with 34 when the list was fixed. Two rules were added after the rows had been run
-once: a published pool's experts exchange tokens over the backend that suits it best, and a published plan far ahead does not
-count as agreement. Misses showed where to look for errors, and four were found (ranks that wait for each other's
-prompts, clients counted by rank, memory of training in 8 bits, recomputation of modules), so the count flatters. Clients of a row
-are those of one rank, which is what the option meant then. Some facts of rows were written from memory; what their sources say
-instead is listed at the end, and no row was changed for it.
-
-| | question: `commtax plan …` | published | recommended | published behind by | agrees by |
-|---|---|---|---|---|---|
-"""
-
-
 def page(verdicts: list[Verdict], notes: Mapping[str, Mapping[str, str]]) -> str:
     """docs/practice.md, with a line of explanation for each miss."""
     agree = sum(verdict.agrees for verdict in verdicts)
@@ -269,7 +237,7 @@ def page(verdicts: list[Verdict], notes: Mapping[str, Mapping[str, str]]) -> str
     titles = {v.row["id"]: v.row["title"] for v in verdicts}
     parts = {"Misses": missed, "Assumed in asking": assumed, "Found after the list was fixed": notes["errata"]}
     whole = [f"## {name}\n\n{_listed(titles, lines)}" for name, lines in parts.items()]
-    return "\n\n".join([HEAD.format(count=len(verdicts), agree=agree, **_counts(verdicts)) + table, *whole]) + "\n"
+    return "\n\n".join([notes["head"].format(count=len(verdicts), agree=agree, **_counts(verdicts)) + table, *whole]) + "\n"
 
 
 def _listed(titles: Mapping[str, str], lines: Mapping[str, str]) -> str:
@@ -294,10 +262,8 @@ def main(arguments: list[str]) -> None:
         if not wanted or row["id"] in wanted:
             verdicts.append(judged(row))
             v = verdicts[-1]
-            print(
-                f"{v.search_s:6.1f} s  {row['id']:34} {agree_words(v):26} {behind_words(v):18} {v.recommended} | {v.published}",
-                flush=True,
-            )
+            words = f"{agree_words(v):26} {behind_words(v):18} {v.recommended} | {v.published}"
+            print(f"{v.search_s:6.1f} s  {row['id']:34} {words}", flush=True)
     print(f"{sum(v.agrees for v in verdicts)} of {len(verdicts)} agree")
     if "--write" in arguments:
         PAGE.write_text(page(verdicts, found()), encoding="utf-8")

@@ -14,58 +14,13 @@ import os
 import resource
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
-from textwrap import dedent
 
 HERE = Path(__file__).parents[1]
 NUMPY, BILL = "import numpy", "bill llama-3.1-8b --cluster 8xh100-sxm -tp 8"
-START = """
-import time, numpy as np, commtax
-rng = np.random.default_rng(0)
-commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=8)
-"""
-SIMULATE = """
-from commtax.cost.schedules import SCHEDULES
-from commtax.sim.pipeline import run
-"""
-CALLS = {  # what is timed, after what comes before it
-    "a million steps": (
-        """
-        n = 1_000_000
-        tp, batch, context = rng.choice([1, 2, 4, 8], n), rng.integers(1, 512, n), rng.integers(1, 100_000, n)
-        """,
-        'float(np.sum(commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=tp, batch=batch, context=context).step_s))',
-    ),
-    "300 scalar steps": ("", '[commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=8, batch=batch) for batch in range(1, 301)]'),
-    "200,000 training plans": (
-        """
-        n = 200_000
-        tp, pp, micro = 2 ** rng.integers(0, 4, n), 2 ** rng.integers(0, 5, n), 2 ** rng.integers(0, 3, n)
-        batch = micro * np.maximum(pp, 2 ** rng.integers(0, 6, n))
-        sizes = {"tp": tp, "pp": pp, "dp": 16384 // (tp * pp), "batch": batch, "micro_batch": micro}
-        words = {"context": 8192, "zero": 1, "recompute": "full", "sequence_parallel": True}
-        """,
-        'commtax.train_bill("llama-3.1-405b", "2048x8xh100-sxm", **sizes, **words)',
-    ),
-    "200 training steps": ("", '[commtax.train_bill("llama-3.1-70b", "8x8xh100-sxm", tp=8, dp=8, batch=16) for _ in range(200)]'),
-    "1F1B, 64 stages x 1,024 microbatches": (SIMULATE, 'run(SCHEDULES["1f1b"], 64, 1024)'),
-    "ZB-V, 64 stages x 1,024 microbatches": (SIMULATE, 'run(SCHEDULES["zb-v"], 64, 1024)'),
-}
-RATED = "plan llama-3.1-70b --cluster 4x8xh100-sxm --request-rate 20"
-COMMANDS = (
-    BILL,
-    "fit llama-3.1-70b --cluster 8xh100-sxm",
-    "expect all-reduce -c 8xh100-sxm",
-    "plan llama-3.1-70b --cluster 2x8xh100-sxm",
-    RATED,
-    f"{RATED} --ttft 2s --tpot 50ms",
-    f"{RATED} --p95-ttft 1s --p99-itl 50ms",
-)
-RACKS = (
-    "plan llama-3.1-70b --cluster 72xgb200 --request-rate 200",
-    "plan llama-3.1-70b --cluster 18x4xgb200 --request-rate 200",
-    "plan deepseek-r1 --cluster gb200-nvl72 --request-rate 100 --ttft 2s --tpot 50ms",
-)
+TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+CALLS: dict[str, list[str]] = TABLES["calls"]
 
 
 def process_s(checkout: Path, words: list[str]) -> tuple[float, str]:
@@ -83,7 +38,7 @@ def measured_s(checkout: Path, what: str) -> float:
         if what in CALLS:
             before, call = CALLS[what]
             timed = f"start = time.process_time()\n{call}\nprint(time.process_time() - start)"
-            return float(process_s(checkout, ["-c", f"{START}{dedent(before)}\n{timed}"])[1])
+            return float(process_s(checkout, ["-c", f"{TABLES['start']}{before}\n{timed}"])[1])
         return process_s(checkout, ["-c", what] if what == NUMPY else ["-m", "commtax", *what.split()])[0]
     except subprocess.CalledProcessError:
         return math.inf
@@ -96,7 +51,7 @@ def main() -> None:
     given.add_argument("--racks", action="store_true")
     words = given.parse_args()
     checkouts, least = [HERE, *([words.beside.resolve()] if words.beside else [])], {}
-    for what in (NUMPY, *CALLS, *COMMANDS, *(RACKS if words.racks else ())):
+    for what in (NUMPY, *CALLS, *TABLES["commands"], *(TABLES["racks"] if words.racks else ())):
         runs = [[measured_s(checkout, what) for checkout in checkouts] for _ in range(words.repeats + 1)][1:]  # the first compiles
         least[what], *there = (min(side) for side in zip(*runs, strict=True))
         beside = f", {there[0]:.3f} there: {least[what] / there[0]:.2f} of it" if there else ""

@@ -45,11 +45,8 @@ def scoreboard(lines: list[ScoreLine]) -> Iterable[str]:
     part = ""
     for line in lines:
         if line.errors:
-            yield (
-                f"| {'' if line.part == part else f'**{line.part}**'} | {line.name} | "
-                + " | ".join(figure_cells(line.errors))
-                + " |"
-            )
+            of = "" if line.part == part else f"**{line.part}**"
+            yield f"| {of} | {line.name} | {' | '.join(figure_cells(line.errors))} |"
             part = line.part
 
 
@@ -82,9 +79,8 @@ def picture(lines: list[ScoreLine]) -> str:
         y, median, tail = 6 + step * i, min(line.errors.median_ape, edge), min(line.errors.p90_ape, edge)
         parts.append(f'<text x="{left - 6}" y="{y + 12}" text-anchor="end">{escape(line.name)}</text>')
         parts.append(f'<rect x="{left}" y="{y + 3}" width="{scale * median:.1f}" height="11" fill="#4477aa"/>')
-        parts.append(
-            f'<line x1="{left + scale * median:.1f}" y1="{y + 8.5}" x2="{left + scale * tail:.1f}" y2="{y + 8.5}" stroke="#4477aa"/>'
-        )
+        x1, x2 = (f"{left + scale * end:.1f}" for end in (median, tail))
+        parts.append(f'<line x1="{x1}" y1="{y + 8.5}" x2="{x2}" y2="{y + 8.5}" stroke="#4477aa"/>')
         parts.append(f'<text x="{left + scale * tail + 4:.1f}" y="{y + 12}" fill="#333">{line.errors.median_ape:.1%}</text>')
     return "\n".join([*parts, "</svg>\n"])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 from drawings import MARGIN, WIDTH, Drawing
@@ -134,9 +133,8 @@ def memory() -> Drawing:
     """What a GPU holds at three degrees of tensor parallelism."""
     fits = [commtax.fit(LARGE, HOST, tp=tp, max_model_len=8192) for tp in (2, 4, 8)]
     visible, left, step = float(fits[0].question.cluster.chip.visible_bytes), 62, 56
-    drawn = Drawing(
-        "What one GPU holds of Llama-3.1-70B at TP 2, 4 and 8: weights shrink, room for KV grows.", 82 + step * len(fits)
-    )
+    title = "What one GPU holds of Llama-3.1-70B at TP 2, 4 and 8: weights shrink, room for KV grows."
+    drawn = Drawing(title, 82 + step * len(fits))
     drawn.text(MARGIN, 30, "One H100 of 80 GB under Llama-3.1-70B", bold=True)
     drawn.key(54, ("compute", "weights"), ("line", "working memory"), ("comm", "KV cache"), ("idle", "left to others"))
     scale = (INNER - left) / visible
@@ -177,9 +175,8 @@ def experts() -> Drawing:
     """Whom a token goes to, and what a rank sends when tokens go to their experts alone or to all ranks."""
     everyone = commtax.traffic(EXPERTS, WIDE, dp=64, ep=64, batch=128)
     chosen = commtax.traffic(EXPERTS, WIDE, dp=64, ep=64, batch=128, ep_backend="deepep_low_latency")
-    drawn = Drawing(
-        "Tokens go to the GPUs that hold their experts, and back; sending them to all GPUs costs eight times as much.", 348
-    )
+    title = "Tokens go to the GPUs that hold their experts, and back; sending them to all GPUs costs eight times as much."
+    drawn = Drawing(title, 348)
     drawn.text(MARGIN, 30, "Tokens leave for the GPUs that hold their experts", bold=True)
     gpus, wanted = 8, {1: (0, 2, 5), 6: (3, 5, 7)}
     spots = [MARGIN + 38 + i * (INNER - 76) / (gpus - 1) for i in range(gpus)]
@@ -204,14 +201,7 @@ def experts() -> Drawing:
     return drawn
 
 
-DRAWINGS: dict[str, Callable[[], Drawing]] = {
-    "ring": ring,
-    "decode": decode,
-    "prefill": prefill,
-    "memory": memory,
-    "bubble": bubble,
-    "experts": experts,
-}
+DRAWINGS = {draw.__name__: draw for draw in (ring, decode, prefill, memory, bubble, experts)}
 
 
 def main() -> None:

@@ -11,18 +11,8 @@ from html import escape
 
 from commtax.report.plots import LOOKS
 
-NAMES = {
-    "ink": "ink",
-    "soft": "quiet",
-    "line": "line",
-    "panel": "paper",
-    "idle": "line",
-    "compute": "accent",
-    "compute-mid": "compute-line",
-    "compute-soft": "compute",
-    "comm": "hot",
-    "comm-soft": "hot-soft",
-}
+NAMES = {"ink": "ink", "soft": "quiet", "line": "line", "panel": "paper", "idle": "line", "compute": "accent"}
+NAMES |= {"compute-mid": "compute-line", "compute-soft": "compute", "comm": "hot", "comm-soft": "hot-soft"}
 """What a drawing's colours are called in the one table of looks."""
 LIGHT, DARK = ({name: LOOKS["colours"][own][ground] for name, own in NAMES.items()} for ground in (0, 1))
 FONT = "system-ui, -apple-system, 'Segoe UI', 'Noto Sans', 'DejaVu Sans', sans-serif"
@@ -65,9 +55,8 @@ class Drawing:
     def stroke(self, *points: tuple[float, float], colour: str = "line", wide: float = 1.5, dashed: bool = False) -> None:
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         dashes = ' stroke-dasharray="4 4"' if dashed else ""
-        self.shapes.append(
-            f'<polyline points="{path}" fill="none" stroke-width="{wide:g}"{dashes} style="stroke: var(--{colour})"/>'
-        )
+        look = f'fill="none" stroke-width="{wide:g}"{dashes} style="stroke: var(--{colour})"'
+        self.shapes.append(f'<polyline points="{path}" {look}/>')
 
     def dot(self, x: float, y: float, radius: float, fill: str, *, line: str = "") -> None:
         stroke = f" stroke: var(--{line}); stroke-width: 1.5;" if line else ""

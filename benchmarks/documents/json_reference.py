@@ -23,42 +23,8 @@ from commtax.files import table
 from commtax.report.figures import figures
 
 ROOT = Path(__file__).parents[2]
-LISTED = Path(__file__).with_suffix(".toml")
+TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 Schema = dict[str, Any]
-UNITS = (
-    ("_per_s", "per second"),
-    ("_Bps", "bytes per second"),
-    ("_bytes_per_rank", "bytes"),
-    ("_bytes", "bytes"),
-    ("nbytes", "bytes"),
-    ("_s", "seconds"),
-    ("_usd", "US dollars"),
-    ("_fraction", "share of 1"),
-)
-FIGURE_UNITS = {
-    "seconds": "seconds",
-    "days": "days",
-    "rate": "per second",
-    "share": "share of 1",
-    "odds": "probability",
-    "growth": "share of 1",
-    "bytes": "bytes",
-    "usd": "US dollars",
-    "money": "US dollars",
-}
-"""What the unit of a figure says of its number."""
-"""What the end of a key says of its number."""
-INTRO = """# JSON documents
-
-`--json` prints one document on standard output, on every command. `schema` is its name and version:
-the number rises when a key changes its meaning or goes away; new keys may come at any time. Numbers are
-SI, with the unit in the key (`step_s`, `nbytes`, `algbw_Bps`). A value that does not apply, is not known
-or is infinite is `null`. In Python, `to_dict()` of an answer is the same document.
-
-Every document has a [JSON Schema](https://json-schema.org) for validators and code generators. Schemas and
-tables on this page are made from real answers while the site is built. "Sometimes" marks keys that only
-some answers have.
-"""
 
 
 FIGURES = """# Figures
@@ -69,7 +35,7 @@ name, the unit, and what it is. The table in the program that this is made from 
 
 
 def listed() -> dict[str, list[str]]:
-    return tomllib.loads(LISTED.read_text(encoding="utf-8"))["documents"]
+    return TABLES["documents"]
 
 
 def document(command: str) -> dict[str, Any]:
@@ -154,13 +120,17 @@ def file_name(name: str) -> str:
 def unit_words(key: str) -> str:
     """Return the unit of a number: that of the figure, else what the end of its key says."""
     figure = figures().get(key)
-    return FIGURE_UNITS.get(figure.unit, "") if figure else next((words for end, words in UNITS if key.endswith(end)), "")
+    return (
+        TABLES["figure_units"].get(figure.unit, "")
+        if figure
+        else next((words for end, words in TABLES["units"].items() if key.endswith(end)), "")
+    )
 
 
 def figure_rows() -> Iterator[tuple[str, str, str, str]]:
     """Yield each figure of tables: its key, name, unit with the direction that is better, and meaning."""
     for key, one in figures().items():
-        unit = FIGURE_UNITS.get(one.unit, "")
+        unit = TABLES["figure_units"].get(one.unit, "")
         if one.unit not in ("text", "setup") and "{" not in one.name:
             yield f"`{key}`", one.name, ", ".join(filter(None, (unit, "less is better" if one.less else ""))), one.help
 
@@ -182,7 +152,7 @@ def key_rows(told: Schema, before: str = "") -> Iterator[tuple[str, str, str]]:
 
 def pages() -> dict[str, str]:
     """The page, and a file for each schema."""
-    made, parts = {name: schema(name) for name in listed()}, [INTRO.strip()]
+    made, parts = {name: schema(name) for name in listed()}, [TABLES["intro"].strip()]
     for name, one in made.items():
         link = f"[JSON Schema]({file_name(name).removeprefix('reference/')})"
         parts += [f"## {name}", f"```sh\ncommtax {listed()[name][0]} --json\n```", link]

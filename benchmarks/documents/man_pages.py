@@ -109,12 +109,8 @@ def pages() -> Iterator[tuple[str, str]]:
     """File names and texts: the program, every verb, and the commands of verbs that have some."""
     app = commands([])
     verbs = {f"commtax {name}": app.commands[name] for name in VERBS}
-    inner = {
-        f"{path} {name}": command
-        for path, verb in verbs.items()
-        if isinstance(verb, click.Group)
-        for name, command in verb.commands.items()
-    }
+    groups = {path: verb for path, verb in verbs.items() if isinstance(verb, click.Group)}
+    inner = {f"{path} {name}": command for path, group in groups.items() for name, command in group.commands.items()}
     for path, command in {"commtax": app, **verbs, **inner}.items():
         near = list(verbs) if path == "commtax" else ["commtax", *(other for other in inner if other.startswith(f"{path} "))]
         yield f"{dashed(path)}.1", page(path, command, near)

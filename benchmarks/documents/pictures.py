@@ -58,11 +58,8 @@ def page(browser: Browser, address: str, name: str) -> None:
     tab.wait_for_selector(drawn)
     tab.wait_for_timeout(700)
     asked = f"{question}?{state}"
-    keep(
-        tab.screenshot(),
-        PICTURES / f"{name}.png",
-        "\n".join([asked, *said_on_page(question, answer(address, question, state, tab))]),
-    )
+    words = "\n".join([asked, *said_on_page(question, answer(address, question, state, tab))])
+    keep(tab.screenshot(), PICTURES / f"{name}.png", words)
 
 
 def answer(address: str, question: str, state: str, tab: Page) -> dict[str, Any]:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import inspect
 import re
+import tomllib
 from collections.abc import Iterable, Iterator
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import click
@@ -19,26 +21,7 @@ from commtax.cli.help import EXPLAINED
 from commtax.options import taken_by
 
 Row = tuple[str, ...]
-CLI_INTRO = """# Commands
-
-`commtax COMMAND --help-all` prints what stands here, and `--help` the part that most people need. Options
-are spelled as in your engine: `-tp 8`, `--tensor-parallel-size 8` and `--tensor_parallel_size=8` mean the
-same. Every command takes `--json`, and `--debug` anywhere on the line shows where an error came from.
-"""
-PYTHON_INTRO = """# Python
-
-```python
-import commtax
-
-step = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8, batch=64)
-print(f"{step.step_s * 1e3:.1f} ms, {step.comm_fraction:.0%} of it exposed communication")
-```
-
-Models and clusters are names or records. Figures are SI numbers with their unit in the name
-(`step_s`, `nbytes`, `memory_Bps`). Sizes, batches and lengths may be NumPy arrays: then every figure is an
-array too. Answers show themselves in a notebook, and have `to_dict()` (the JSON document),
-`to_frame()` and `plot()`. A mistake raises `ValueError` with one sentence that names the keyword.
-"""
+INTRO: dict[str, str] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 class Page(click.HelpFormatter):
@@ -116,7 +99,7 @@ def command_pages() -> dict[str, str]:
     asked = {name: one.get_short_help_str(200) or first_line(one.callback) for name, one in every.items()}
     shown = [(name, question, "" if name in VERBS else "laboratory") for name, question in asked.items()]
     names = [(f"[`{name}`]({name}.md)", cell(question), where) for name, question, where in shown]
-    made = {"reference/cli/index.md": f"{CLI_INTRO}\n{rows_table(('command', 'what it answers', ''), names)}\n"}
+    made = {"reference/cli/index.md": f"{INTRO['commands']}\n{rows_table(('command', 'what it answers', ''), names)}\n"}
     return made | {f"reference/cli/{name}.md": command_page(name) for name in every}
 
 
@@ -198,7 +181,7 @@ def python_page() -> str:
     return (
         "\n\n".join(
             [
-                *(PYTHON_INTRO.strip(), "## Functions"),
+                *(INTRO["python"].strip(), "## Functions"),
                 *(line for name, thing in functions for line in function_text(name, thing)),
                 *("## Answers", "What the functions above return."),
                 *(line for name, thing in classes for line in class_text(name, thing)),

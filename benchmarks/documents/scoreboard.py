@@ -6,6 +6,7 @@
 # ruff: noqa: E501 - sentences of the page stand as they are printed
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -24,16 +25,7 @@ LEAST = 5  # figures of a cell
 PARTS = ("collectives", "kernels", "steps", "closed loops", "requests in time", "training")
 HEADS = ("collectives", "kernels", "whole steps", "TPOT", "TTFT", "requests in time", "training")
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM", "tensorrt-llm": "TensorRT-LLM"}
-INTRO = """
-How far predictions are off, by chip, engine and family of models. Every figure is a median over published
-measurements that **no constant was fitted on**; the number of figures stands beside it. Of most of these engines and chips
-other rows were fitted; what to expect of a chip, engine or family that nobody fitted is [below](#where-nothing-was-fitted).
-`make figures` writes this page from the tables that ship; a test says when it is stale.
-"""
-RIVALS = """
-Errors of other predictors on the same rows, with their sources, are on the [accuracy page](accuracy.md). To put one beside commtax on
-your own rows: `commtax validate --data DIR --compare rival.csv`.
-"""
+TEXTS: dict[str, str] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 ABROAD = """
 Each engine, chip, family or publisher was left out of the fits in turn and then predicted. Medians, and in brackets the share
 of runs inside the 80% range: [how, and what to be careful with](transfer.md).
@@ -132,12 +124,12 @@ def served_table(loops: Records) -> Iterator[str]:
 def page(records: Records) -> str:
     parts = scored(records)
     sections: list[str | Iterable[str]] = [
-        *("# Scoreboard", INTRO.strip()),
+        *("# Scoreboard", TEXTS["intro"].strip()),
         *("## By chip", chips(parts)),
         *("## Served runs, by engine, chip and family", "Runs of a closed loop: so many clients, each with one request at a time."),
         *(served_table(parts["closed loops"]), WEAK.strip()),
         *("## Where nothing was fitted", ABROAD.strip(), transfer(lambda fold: f"{fold.median:.1%} ({fold.covered:.0%})")),
-        *("## Beside other predictors", RIVALS.strip()),
+        *("## Beside other predictors", TEXTS["rivals"].strip()),
     ]
     return "\n\n".join(one if isinstance(one, str) else "\n".join(one) for one in sections) + "\n"
 

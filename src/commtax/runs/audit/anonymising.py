@@ -58,10 +58,8 @@ def anonymous(traces: Sequence[Trace]) -> list[JsonObject]:
     begins = [t.origin_ns + _ns(w.begin_s) for t, w in zip(traces, windows, strict=True)]
     common = min(begins) if max(begins) - min(begins) < COUNT.day_ns else None
     numbers: Numbers = defaultdict(lambda: defaultdict(count(1).__next__))
-    return [
-        _Rank(t, w, begin - (begin if common is None else common), numbers).document()
-        for t, w, begin in zip(traces, windows, begins, strict=True)
-    ]
+    ranks = zip(traces, windows, begins, strict=True)
+    return [_Rank(t, w, begin - (begin if common is None else common), numbers).document() for t, w, begin in ranks]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,27 +161,22 @@ class _Rank:
             cat = WORDS["categories"][kind] if self.trace.on_device else "cpu_op"
             yield self._event(cat, label, start, end, lane, {"device": 0, "stream": lane} if self.trace.on_device else None)
             return
-        label, args = self._collective(sent)
+        word = sent.op.replace("-", "_")
+        label = _kernel_name(sent) if self.trace.on_device else f"gloo:{word}"
+        args: JsonObject = {} if sent.op == UNNAMED else {"Collective name": word}
+        if sent.nbytes is not None:
+            args |= {"In msg nelems": int(sent.nbytes), "Out msg nelems": int(sent.nbytes), "dtype": "Byte"}
+        if sent.ranks:
+            args["Group size"] = sent.ranks
+        if sent.group:
+            args["Process Group Name"] = str(self.numbers["group"][sent.group])
+        if sent.members:
+            args["Process Group Ranks"] = str(list(sent.members))
         if not self.trace.on_device:
             yield self._event("user_annotation", label, start, end, lane, args)
             return
         at = steps[sent.step].start_s if sent.step in steps else self.before_s
         yield from self._launched(start, end, "kernel", label, lane, args | {"graph": sent.graph}, at_s=at)
-
-    def _collective(self, c: Collective) -> tuple[str, JsonObject]:
-        """Return a name that identifies the operation, and the arguments that a profiler records with it."""
-        word = c.op.replace("-", "_")
-        label = _kernel_name(c) if self.trace.on_device else f"gloo:{word}"
-        args: JsonObject = {} if c.op == UNNAMED else {"Collective name": word}
-        if c.nbytes is not None:
-            args |= {"In msg nelems": int(c.nbytes), "Out msg nelems": int(c.nbytes), "dtype": "Byte"}
-        if c.ranks:
-            args["Group size"] = c.ranks
-        if c.group:
-            args["Process Group Name"] = str(self.numbers["group"][c.group])
-        if c.members:
-            args["Process Group Ranks"] = str(list(c.members))
-        return label, args
 
 
 def _kernel_name(c: Collective) -> str:

@@ -46,10 +46,7 @@ class LoggedRun:
     files: str = ""
 
     def over(self, claim: Claim, stated: set[str]) -> Claim:
-        """Return the claim with everything that nobody has ``stated`` taken from the files.
-
-        Whoever states one size states the whole layout, and files with another layout contradict it.
-        """
+        """Return the claim with what nobody ``stated`` taken from the files, where a stated size stands for the whole layout."""
         q = claim.question
         fixed = {options()[name].field.rpartition(".")[2] for name in stated if name in options()}
         fixed |= (set(SIZES) if stated & {*LAYOUT} else set()) | ({"weights_dtype"} if q.model.quant else set())

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -151,10 +151,6 @@ def read_runs(runs: Sequence[Run], nsys: str, watch: Watch | None = None, proces
     sizes = sorted(map(_text_bytes, runs))
     if count < 2 or sum(sizes[:-1]) < COUNT.worth_bytes:
         return [_read(run, nsys, watch) for run in runs]
-    return _read_in_processes(runs, nsys, watch, count)
-
-
-def _read_in_processes(runs: Sequence[Run], nsys: str, watch: Watch | None, count: int) -> list[ReadRecords]:
     import multiprocessing  # here, because most runs need no second process
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
@@ -255,7 +251,15 @@ def read_all(paths: Sequence[Path], nsys: str = "nsys", *, watch: Watch | None =
     if not paths:
         raise Refusal("file: at least one log, trace or benchmark result is needed")
     named = dict(_files(paths))
-    runs = _runs(named)
+    by_run: dict[str, list[Path]] = {}
+    for file in named:
+        each = ""
+        if file.name.endswith((".csv", ".csv.gz")):
+            from commtax.runs.traces.profilers.rocprof import run_of
+
+            each = run_of(file)
+        by_run.setdefault(each or str(file), []).append(file)
+    runs = list(by_run.values())
     often = Counter(run[0].name for run in runs)
     left: list[tuple[str, object]] = []
     passed: dict[Path, Refusal] = {}
@@ -291,9 +295,7 @@ def gather(records: Sequence[tuple[str, object]], passed: Sequence[str] = ()) ->
         shown = f"{', '.join(passed[: COUNT.most_named])}{more}"
         notes.append(Note("passed over", f"{plural(len(passed), 'file')} of the folder not recognised, and left out: {shown}"))
     traces = [(name, cast("Trace", record)) for name, record in joined if kind_of(record).kind == "trace"]
-    dumps = [
-        (name, cast("Dump", record)) for name, record in joined if (kind := kind_of(record)).kind == "flight" and kind.together
-    ]
+    dumps = [(name, cast("Dump", one)) for name, one in joined if (kind := kind_of(one)).kind == "flight" and kind.together]
     jobs: list[list[tuple[str, Trace | Dump]]] = []
     if traces:
         from commtax.runs.traces.trace import distinct
@@ -305,19 +307,6 @@ def gather(records: Sequence[tuple[str, object]], passed: Sequence[str] = ()) ->
     left = [*others, *(one for job in jobs for one in job)]
     recorded = [[dumps[at] for at in job] for job in by_job([dump_signs(d) for _, d in dumps], [n for n, _ in dumps])]
     return ReadFiles(tuple(left), tuple(notes), (*jobs, *recorded))
-
-
-def _runs(files: Iterable[Path]) -> list[list[Path]]:
-    """Return the files to be read together, in order: the tables of one rocprofv3 run, and every other file alone."""
-    by_run: dict[str, list[Path]] = {}
-    for path in files:
-        run = ""
-        if path.name.endswith((".csv", ".csv.gz")):
-            from commtax.runs.traces.profilers.rocprof import run_of
-
-            run = run_of(path)
-        by_run.setdefault(run or str(path), []).append(path)
-    return list(by_run.values())
 
 
 def _join_counters(left: list[tuple[str, object]]) -> list[tuple[str, object]]:

@@ -229,7 +229,14 @@ def _join(one: ReportedDeployment, other: ReportedDeployment) -> ReportedDeploym
             raise _disagreement(name, one, str(ours), other, str(theirs))
     by = {name: source.who(name) for source in (other, one) for name in (*source.options, *(("model",) if source.model else ()))}
     drafts, notes = one.drafts or other.drafts, (*one.notes, *other.notes)
-    return ReportedDeployment(one.source, _same_model(one, other), options, one.load.filled_from(other.load), drafts, notes, by)
+    model = known_model(one.model) if one.model else None
+    why = other_model(other.model, model) if model and other.model else ""
+    if why:
+        raise _disagreement("model", one, one.model, other, other.model)
+    names = [name for name in (one.model, other.model) if name]
+    resolved = (name for name in names if origin(name) or os.path.exists(expand_home(name)))
+    named = next(resolved, names[0] if names else "")
+    return ReportedDeployment(one.source, named, options, one.load.filled_from(other.load), drafts, notes, by)
 
 
 def _disagreement(name: str, one: ReportedDeployment, ours: str, other: ReportedDeployment, theirs: str) -> Refusal:
@@ -245,17 +252,6 @@ def _same_engine(one: ReportedDeployment, other: ReportedDeployment) -> str:
         raise _disagreement("engine", one, f"{ours or theirs} {mine}", other, f"{theirs or ours} {yours}")
     version = max(mine, yours, key=len)
     return f"{ours or theirs}@{version}" if version else ours or theirs
-
-
-def _same_model(one: ReportedDeployment, other: ReportedDeployment) -> str:
-    """Return the model of both, by the first name that the catalogue or this machine resolves."""
-    model = known_model(one.model) if one.model else None
-    why = other_model(other.model, model) if model and other.model else ""
-    if why:
-        raise _disagreement("model", one, one.model, other, other.model)
-    names = [name for name in (one.model, other.model) if name]
-    resolved = (name for name in names if origin(name) or os.path.exists(expand_home(name)))
-    return next(resolved, names[0] if names else "")
 
 
 def suits(launch: ReportedDeployment, result: ReportedDeployment) -> bool:

@@ -111,7 +111,11 @@ def advise(question: Question, wanted: int, named: Sequence[str] = ()) -> Advice
         after = foresight.shown(shows[load])
         halves = (seen.half_widths for seen in (foresight, after))
         wide, narrow = ({m: float(np.median(half[i:first:each])) for i, m in enumerate(METRICS)} for half in halves)
-        runs.append(AdvisedRun(*load, wide, narrow, seconds[load], _command(base, load)))
+        able = {one.key: one.emitted_as for one in programs() if one.benchmark}
+        tool = next((able[key] for key in (base.engine.key, base.engine.launched_as) if key in able), "")
+        at_once, prompt, output = load
+        loaded = base.but(concurrency=at_once, input_len=prompt, output_len=output)
+        runs.append(AdvisedRun(*load, wide, narrow, seconds[load], benchmark_command(loaded, tool) if tool else ""))
         foresight = after
     return Advice(base, tuple(points.loads), len(learnt), tuple(runs), wanted)
 
@@ -119,10 +123,7 @@ def advise(question: Question, wanted: int, named: Sequence[str] = ()) -> Advice
 def best_runs(
     foresight: Foresight, targets: Sequence[int], runs: Mapping[Run, Sequence[int]], seconds: Mapping[Run, float], wanted: int
 ) -> list[Run]:
-    """Choose at most ``wanted`` runs that together narrow the target latencies, the most valuable first.
-
-    One is added after the other, then each is chosen again beside all others: the best two need not hold the best one.
-    """
+    """Choose at most ``wanted`` runs that together narrow the target latencies most, each chosen again beside all others."""
     which = list(targets)
     metrics = np.array([foresight.latencies[i].metric for i in which])
 
@@ -189,11 +190,3 @@ def _priced(base: Settled, loads: Sequence[tuple[int, int, int]]) -> Candidates:
         seconds += np.broadcast_to(REQUESTS_PER_CLIENT * answer.e2e_s, len(part)).tolist()
         roomy += np.broadcast_to(fits & ((answer.running >= np.floor(each)) | (answer.apart is not None)), len(part)).tolist()
     return Candidates(tuple(latencies), np.array(seconds), np.array(roomy, bool))
-
-
-def _command(base: Settled, load: tuple[int, int, int]) -> str:
-    """Return the engine's own benchmark command for a load."""
-    able = {one.key: one.emitted_as for one in programs() if one.benchmark}
-    tool = next((able[key] for key in (base.engine.key, base.engine.launched_as) if key in able), "")
-    clients, prompt, output = load
-    return benchmark_command(base.but(concurrency=clients, input_len=prompt, output_len=output), tool) if tool else ""

@@ -147,7 +147,14 @@ def _fit_op(rows: Rows, place: MeasuredMachine) -> tuple[tuple[Path, ...], Profi
     best = _best(op, nbytes, ranks, times)
     spread = robust_fit.half_width(best.residuals, best.constants)
     paths = tuple(replace(p, ranks=(worlds[0], worlds[-1]), spread=spread) for p in _paths(best, op, rows[0].library))
-    _both_sides(name, paths, nbytes, worlds)
+    latency, wire = path_parts(paths[0], float(nbytes.min()), worlds[-1])
+    late, moved = path_parts(paths[-1], float(nbytes.max()), worlds[-1])
+    crossing = float(latency) * paths[-1].bandwidth_Bps / float(ring_factor(paths[0].op, worlds[-1]))
+    if latency < wire:
+        raise TooFewError(f"{name}: no size is mostly latency; measure below {format_bytes(max(8.0, nbytes.min() / 16))} as well")
+    if moved < late:
+        wanted = format_bytes(2.0 ** np.ceil(np.log2(4 * max(crossing, nbytes.max()))))
+        raise TooFewError(f"{name}: no size is mostly bytes; measure up to {wanted} as well")
     link = place.cluster.intra
     for path in paths:
         try:
@@ -161,18 +168,6 @@ def _fit_op(rows: Rows, place: MeasuredMachine) -> tuple[tuple[Path, ...], Profi
     part = ProfilePart.of(name, [r.label for r in rows], before, after, spread, changes)
     notes, wishes = _notes(best, paths, worlds, place), _wishes(best, op, rows[0].library, worlds, place)
     return paths, part.with_remarks(notes, wishes)
-
-
-def _both_sides(name: str, paths: tuple[Path, ...], nbytes: Array, worlds: list[int]) -> None:
-    """Check that some sizes are mostly latency and others mostly bytes, so that both constants can be told."""
-    latency, wire = path_parts(paths[0], float(nbytes.min()), worlds[-1])
-    late, moved = path_parts(paths[-1], float(nbytes.max()), worlds[-1])
-    crossing = float(latency) * paths[-1].bandwidth_Bps / float(ring_factor(paths[0].op, worlds[-1]))
-    if latency < wire:
-        raise TooFewError(f"{name}: no size is mostly latency; measure below {format_bytes(max(8.0, nbytes.min() / 16))} as well")
-    if moved < late:
-        wanted = format_bytes(2.0 ** np.ceil(np.log2(4 * max(crossing, nbytes.max()))))
-        raise TooFewError(f"{name}: no size is mostly bytes; measure up to {wanted} as well")
 
 
 def _best(op: str, nbytes: Array, ranks: Array, times: Array) -> CollectiveFit:
@@ -457,7 +452,13 @@ def fit_network(files: MeasurementFiles, place: MeasuredMachine, profile: Profil
     usual = expect(rows[0].op, place.cluster, nbytes=1.0, ranks=rows[0].ranks, library=library).fabric.network
     before = np.array([getattr(usual, name) for name in CONSTANTS])
     posterior = fit(rows, _remembered_times(place, profile), before)
-    fitted = _profile(posterior, before, place, profile)
+    ranks = [r.ranks for r in posterior.rows]
+    values = np.where(posterior.informed, posterior.values, before).tolist()
+    constants = dict(zip(CONSTANTS, values, strict=True))
+    width = min(robust_fit.half_width(posterior.residuals, len(CONSTANTS)), physics.NETWORK["spread"].high)
+    constants |= {"spread": width, "least_ranks": min(ranks), "most_ranks": max(ranks)}
+    curves = tuple(_curve(posterior, op, place.cluster.domain) for op in sorted({r.op for r in posterior.rows}))
+    fitted = replace(profile, network=constants, curves=curves, links={**profile.links, "inter": place.cluster.inter.key})
     times = np.array([r.seconds for r in rows])
     then, now = (np.log(times / expected_seconds(rows, place, one)) for one in (None, fitted))
     spread = robust_fit.width(float(np.median(posterior.curve(rows)[1])))
@@ -479,17 +480,6 @@ def _remembered_times(place: MeasuredMachine, profile: Profile) -> Times:
     return lambda values, rows: seconds(tuple(values.tolist()), tuple(rows))
 
 
-def _profile(posterior: NetworkPosterior, before: Array, place: MeasuredMachine, profile: Profile) -> Profile:
-    """Return the profile with the fitted constants, the curves over them, and where they were measured."""
-    ranks = [r.ranks for r in posterior.rows]
-    values = np.where(posterior.informed, posterior.values, before).tolist()
-    constants = dict(zip(CONSTANTS, values, strict=True))
-    spread = min(robust_fit.half_width(posterior.residuals, len(CONSTANTS)), physics.NETWORK["spread"].high)
-    constants |= {"spread": spread, "least_ranks": min(ranks), "most_ranks": max(ranks)}
-    curves = tuple(_curve(posterior, op, place.cluster.domain) for op in sorted({r.op for r in posterior.rows}))
-    return replace(profile, network=constants, curves=curves, links={**profile.links, "inter": place.cluster.inter.key})
-
-
 def _curve(posterior: NetworkPosterior, op: str, domain: int) -> NetworkCurve:
     """Return one collective's time over the constants' prediction, at the measured sizes and some around them."""
     mine = [r for r in posterior.rows if r.op == op]
@@ -503,17 +493,9 @@ def _curve(posterior: NetworkPosterior, op: str, domain: int) -> NetworkCurve:
     wanted = [replace(mine[0], ranks=ranks, nbytes=size) for ranks in groups for size in sizes]
     mean, sigma = (np.round(x, 5).reshape(len(groups), -1) for x in posterior.curve(wanted))
     drift, grown = (deviation * float(np.sqrt(2 / CURVE["octaves"])) for deviation in (posterior.deviation, CURVE["deviation"]))
-    return NetworkCurve(
-        op=op,
-        ranks=tuple(groups),
-        nbytes=tuple(sizes),
-        factor=tuple(map(tuple, np.round(np.exp(mean), 5).tolist())),
-        sigma=tuple(map(tuple, sigma.tolist())),
-        drift=round(posterior.scale * drift, 5),
-        grown=round(max(1.0, posterior.scale) * grown, 5),
-        reshaped=CURVE["reshaped"],
-        domain=domain,
-    )
+    factor, spread = tuple(map(tuple, np.round(np.exp(mean), 5).tolist())), tuple(map(tuple, sigma.tolist()))
+    drift, grown = round(posterior.scale * drift, 5), round(max(1.0, posterior.scale) * grown, 5)
+    return NetworkCurve(op, tuple(groups), tuple(sizes), factor, spread, drift, grown, CURVE["reshaped"], domain)
 
 
 def _network_notes(rows: Rows, place: MeasuredMachine, posterior: NetworkPosterior) -> Iterator[str]:

@@ -129,17 +129,9 @@ def judge(
     widths = end * foreseen.scale * np.sqrt(np.maximum(0.0, np.diag(foreseen.covariance)) + foreseen.noise**2)
     latencies = tuple(map(_checked, lessons, off.tolist(), widths.tolist()))
     verdict, reason = _verdict(chance, near, parts[-1])
-    return DriftCheck(
-        verdict,
-        reason,
-        chance,
-        LEVEL.level,
-        suspects(likely) if verdict == "drifted" else (),
-        parts,
-        latencies,
-        notes,
-        tuple(dict.fromkeys(lesson.deployment for lesson in lessons)),
-    )
+    moved = suspects(likely) if verdict == "drifted" else ()
+    deployments = tuple(dict.fromkeys(lesson.deployment for lesson in lessons))
+    return DriftCheck(verdict, reason, chance, LEVEL.level, moved, parts, latencies, notes, deployments)
 
 
 def _verdict(chance: float, near: Sequence[RunLesson], every: PartShift) -> tuple[Literal["same", "drifted", "unknown"], str]:
@@ -183,10 +175,7 @@ def _checked(lesson: RunLesson, off: float, width: float) -> CheckedLatency:
 
 
 def _chance(square: float, ways: tuple[int, int], freedom: float) -> float:
-    """Return the probability that the farthest t^2 of some directions is above a value.
-
-    It is the sum over the directions, or Scheffe's bound over the space that they span where that is less: ``ways`` has the
-    dimension of that space, and the number of directions."""
+    """Return the probability that the farthest t^2 of ``ways`` is above a value: a sum, or Scheffe's bound over their space."""
     return min(1.0, ways[1] * tail(square, 1, freedom), tail(square / ways[0], ways[0], freedom))
 
 

@@ -374,7 +374,17 @@ class _TracedDeployment:
         """Yield a typical decode step and one with prompts, as far as there are any."""
         reported = self.source.reported
         for work, chosen in self._kinds():
-            parts, noise = self._parts(chosen)
+            places = range(len(chosen))
+            ran = [work_seconds(self.job, place, chosen[place]) for place in places]
+            pieces = {kind: float(np.mean([one.get(kind, 0.0) for one in ran])) for kind in (*KERNEL_PACES, UNTOLD)}
+            kernels = sum(pieces.values())
+            if pieces.pop(UNTOLD) > LEVEL.untold * kernels:
+                pieces = {"kernels": kernels}
+            sent = [self._sent_s(place, chosen[place]) for place in places]
+            pieces["collectives"] = float(np.mean(sent))
+            pieces["host"] = float(np.mean([self._host_s(place, chosen[place]) for place in places]))
+            scatter = {"collectives": LEVEL.one_rank} if self._alone else {}
+            parts, noise = {name: seconds for name, seconds in pieces.items() if seconds > 0}, scatter
             label = self.source.label + (" (prompts)" if work.prefill_seqs else "")
             apart = bool(reported.options.get("disaggregated"))
             yield MeasuredStep(reported.model, cluster, self.options, work, parts, noise, label, apart)
@@ -387,36 +397,17 @@ class _TracedDeployment:
             if not alike:
                 continue
             common = alike.most_common(1)[0][0]
-            chosen = [
-                [s for s in t.steps if (s.decode_seqs, s.prefill_seqs, s.prefill_tokens) == common and s.phase != "train"]
-                for t in self.job.traces
-            ]
+            served = [[s for s in t.steps if s.phase != "train"] for t in self.job.traces]
+            chosen = [[s for s in steps if (s.decode_seqs, s.prefill_seqs, s.prefill_tokens) == common] for steps in served]
             if all(chosen):
                 kept = [sorted(middle(steps), key=lambda s: s.start_s) for steps in chosen]
-                yield self._work(kept[0]), kept
-
-    def _work(self, steps: Sequence[TraceStep]) -> Workload:
-        """Return the work of a step, by its name or else as reported."""
-        load, first = self.source.reported.load, steps[0]
-        seqs = first.decode_seqs if first.phase else load.batch
-        cached = float(np.mean([s.cached_tokens for s in steps])) or float(seqs * load.input_len)
-        past = float(np.mean([s.past_tokens for s in steps]))
-        tokens = first.prefill_tokens or first.prefill_seqs * load.input_len
-        return Workload(seqs, cached, first.prefill_seqs, tokens, past)
-
-    def _parts(self, chosen: Sequence[Sequence[TraceStep]]) -> tuple[dict[str, float], dict[str, float]]:
-        """Return the seconds of a step's parts, averaged over ranks, and their scatter over the usual one."""
-        places = range(len(chosen))
-        ran = [work_seconds(self.job, place, chosen[place]) for place in places]
-        parts = {kind: float(np.mean([one.get(kind, 0.0) for one in ran])) for kind in (*KERNEL_PACES, UNTOLD)}
-        kernels = sum(parts.values())
-        if parts.pop(UNTOLD) > LEVEL.untold * kernels:
-            parts = {"kernels": kernels}
-        sent = [self._sent_s(place, chosen[place]) for place in places]
-        parts["collectives"] = float(np.mean(sent))
-        parts["host"] = float(np.mean([self._host_s(place, chosen[place]) for place in places]))
-        noise = {"collectives": LEVEL.one_rank} if self._alone else {}
-        return {name: seconds for name, seconds in parts.items() if seconds > 0}, noise
+                chosen_steps = kept[0]
+                load, first = self.source.reported.load, chosen_steps[0]
+                seqs = first.decode_seqs if first.phase else load.batch
+                cached = float(np.mean([s.cached_tokens for s in chosen_steps])) or float(seqs * load.input_len)
+                past = float(np.mean([s.past_tokens for s in chosen_steps]))
+                tokens = first.prefill_tokens or first.prefill_seqs * load.input_len
+                yield Workload(seqs, cached, first.prefill_seqs, tokens, past), kept
 
     @property
     def _alone(self) -> bool:

@@ -35,10 +35,8 @@ Named = tuple[str, ...]  # who or what a run is, as something to sort and to loo
 
 def distinct_runs(runs: Iterable[Measured]) -> list[Measured]:
     """Return each run once, in an order that depends neither on the files' order nor on copies."""
-    by_answer = {
-        (*question_of(run), repr(sorted(run.measured.items()))): run
-        for run in sorted(runs, key=lambda run: run.label, reverse=True)
-    }
+    backwards = sorted(runs, key=lambda run: run.label, reverse=True)
+    by_answer = {(*question_of(run), repr(sorted(run.measured.items()))): run for run in backwards}
     return [by_answer[key] for key in sorted(by_answer)]
 
 
@@ -89,13 +87,10 @@ def _joined(repeats: Sequence[MeasuredRun], scatter: Mapping[str, float]) -> Mea
     labels = sorted({run.label for run in repeats})
     label = labels[0] if len(labels) == 1 else f"{labels[0]} and its repeats"
     timed = {metric: seconds for metric in scatter if (seconds := _seconds(repeats, metric))}
-    return replace(
-        repeats[0],
-        measured={metric: median(seconds) for metric, seconds in timed.items()},
-        noise={metric: max(run.noise.get(metric, 1.0) for run in repeats) for metric in timed},
-        repeated={metric: Repetition(len(seconds), scatter[metric]) for metric, seconds in timed.items()},
-        label=label,
-    )
+    measured = {metric: median(seconds) for metric, seconds in timed.items()}
+    noise = {metric: max(run.noise.get(metric, 1.0) for run in repeats) for metric in timed}
+    repeated = {metric: Repetition(len(seconds), scatter[metric]) for metric, seconds in timed.items()}
+    return replace(repeats[0], measured=measured, noise=noise, repeated=repeated, label=label)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,19 +180,9 @@ def part_lessons(step: MeasuredStep, base: PricedStep, now: PricedStep) -> Itera
     for part, seconds in sorted(comparable(step, now).items()):
         slopes = now.slopes(part, bool(work.prefill_seqs))
         off = np.log(seconds / now.seconds[part]) + sum(slope * logs.get(name, 0.0) for name, slope in slopes.items())
-        yield RunLesson(
-            deployment=where,
-            metric=part,
-            clients=seqs * float(q.plan.dp),
-            input_len=seen,
-            output_len=float(bool(work.decode_seqs)),
-            measured_s=seconds,
-            catalogue_s=base.seconds[part],
-            residual=float(off),
-            slopes=slopes,
-            noise=step.noise.get(part, 1.0) * (LEVEL.slowed if part == "host" and seconds > base.seconds[part] else 1.0),
-            label=step.label,
-        )
+        noise = step.noise.get(part, 1.0) * (LEVEL.slowed if part == "host" and seconds > base.seconds[part] else 1.0)
+        load, times = (seqs * float(q.plan.dp), seen, float(bool(work.decode_seqs))), (seconds, base.seconds[part], float(off))
+        yield RunLesson(where, part, *load, *times, slopes, noise, step.label)
 
 
 PROFILED = "profiled steps"
@@ -306,21 +291,10 @@ def _lessons(run: MeasuredRun, base: ClosedLoop, now: ClosedLoop) -> Iterable[Ru
         repeated = run.repeated.get(metric, Repetition())
         slopes = _slopes(now, metric)
         off = np.log(seconds / _constants_alone(now, metric)) + sum(slope * logs.get(name, 0.0) for name, slope in slopes.items())
-        yield RunLesson(
-            deployment=where,
-            metric="tpot" if metric == "e2e" else metric,
-            clients=float(wanted.concurrency),
-            input_len=float(wanted.input_len),
-            output_len=float(wanted.output_len),
-            measured_s=seconds,
-            catalogue_s=float(getattr(base, f"{metric}_s")),
-            residual=float(off),
-            slopes=slopes,
-            noise=run.noise.get(metric, 1.0),
-            label=run.label,
-            repeats=float(repeated.runs),
-            scatter=repeated.scatter,
-        )
+        load = float(wanted.concurrency), float(wanted.input_len), float(wanted.output_len)
+        times, noise = (seconds, float(getattr(base, f"{metric}_s")), float(off)), run.noise.get(metric, 1.0)
+        repeats, part = (float(repeated.runs), repeated.scatter), "tpot" if metric == "e2e" else metric
+        yield RunLesson(where, part, *load, *times, slopes, noise, run.label, *repeats)
 
 
 def _constants_alone(answer: ClosedLoop, metric: str) -> float:

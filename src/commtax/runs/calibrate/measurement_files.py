@@ -187,9 +187,8 @@ def recognise(text: str, name: str, library_key: str) -> ReadFile | None:
         results = ()
     if log:
         lines = reported_deployments.from_command_lines(written, name)
-        return ReadFile(
-            name, results=results, launch=joined(filter(None, (lines, reported_deployments.from_log(log, name)))), is_log=True
-        )
+        both = joined(filter(None, (lines, reported_deployments.from_log(log, name))))
+        return ReadFile(name, results=results, launch=both, is_log=True)
     launch = reported_deployments.from_command_lines(text, name) if results else reported_deployments.from_text(text, name)
     return ReadFile(name, results=results, launch=launch) if results or launch else None
 
@@ -274,11 +273,8 @@ def _json(text: str, name: str, library_key: str) -> ReadFile:
 def _server_info(row: JsonObject, name: str) -> ReportedDeployment | None:
     """Return what an SGLang server reported to the client, if the client keeps it in its result."""
     info = {key: str(value) for key, value in object_of(row.get("server_info")).items() if isinstance(value, (str, int, float))}
-    return (
-        from_launch(from_settings("sglang", info, reported_deployments.released(info.get("version", ""))), f"'{name}'")
-        if info
-        else None
-    )
+    version = reported_deployments.released(info.get("version", ""))
+    return from_launch(from_settings("sglang", info, version), f"'{name}'") if info else None
 
 
 def _collective(row: JsonObject, label: str) -> MeasurementFiles:

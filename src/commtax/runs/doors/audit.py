@@ -161,9 +161,8 @@ def claim_of(output: Output, options: CommandOptions, model_of_files: Callable[[
     if not settings.cluster and place_of_files:
         settings.cluster = place_of_files
         output.remarks.append(f"cluster {place_of_files}, as the trace lists its devices")
-    place = output.read(
-        cluster_of(settings, "name where it ran" if options.metrics else "the files do not tell where it ran: name it")
-    )
+    why = "name where it ran" if options.metrics else "the files do not tell where it ran: name it"
+    place = output.read(cluster_of(settings, why))
     phase = settings.pop("phase")
     workload = {f.name: settings.pop(f.name) for f in fields(Claim) if f.name in settings}
     workload |= {"tolerance": most or options.tolerance or SECONDS_TOLERANCE, "strict": most is not None}

@@ -46,7 +46,16 @@ def answer_advice(files: Sequence[Path], output: Output, options: CommandOptions
     refuse(options, written, "belongs to a profile that is written, not to --next, --for or --check")
     if options.check:
         refuse(options, ("next_runs", "decision"), "cannot be combined with --check")
-        _check(files, output, options)
+        if not files:
+            raise Refusal("check: at least one file of new runs is needed")
+        calibrated = profile_of(options)
+        if calibrated is None:
+            raise Refusal("check: name with --profile what was calibrated")
+        if not calibrated.lessons:
+            raise Refusal(f"check: profile {calibrated.name} holds no runs of an engine; calibrate it on some", "profile")
+        cluster = output.read(cluster_of(options, "say where this was measured"))
+        drift = check_drift(_read_stated(files, cluster, options, profile=calibrated), calibrated)
+        output.answer(calibrating.drift_document, calibrating.show_drift, drift, calibrated, code=EXIT_CODES[drift.verdict])
     if options.decision:
         refuse(options, ("model", PLACE[0], "tp", *LOAD, "pasted"), "is said by the plan command of --for")
         _decide(files, output, options)
@@ -77,9 +86,8 @@ def _decide(files: Sequence[Path], output: Output, options: CommandOptions) -> N
         params = dict(context.params)
         order = read_order(str(params.pop("model") or ""), CommandOptions(params), "plan", VerbSubject.SEARCH)
         if order.question.trains or order.options.request_rate is not None or order.others:
-            raise Refusal(
-                "for: plans to serve a closed loop on one cluster are weighed, no training, rates or several clusters", "for"
-            )
+            weighed = "plans to serve a closed loop on one cluster are weighed"
+            raise Refusal(f"for: {weighed}, no training, rates or several clusters", "for")
         goal = with_prices([goal_of(order)], order.options.price)[0]
     output.remarks += order.output.remarks
     profile = profile_of(options) or goal.profile
@@ -88,19 +96,6 @@ def _decide(files: Sequence[Path], output: Output, options: CommandOptions) -> N
         raise Refusal("for: no plan keeps the limits, whatever is measured (commtax plan says what would have to change)", "for")
     settled = settle_decision(searched, int(options.next_runs or USUAL_RUNS))
     output.answer(calibrating.settlement_document, calibrating.show_settlement, settled)
-
-
-def _check(files: Sequence[Path], output: Output, options: CommandOptions) -> NoReturn:
-    if not files:
-        raise Refusal("check: at least one file of new runs is needed")
-    profile = profile_of(options)
-    if profile is None:
-        raise Refusal("check: name with --profile what was calibrated")
-    if not profile.lessons:
-        raise Refusal(f"check: profile {profile.name} holds no runs of an engine; calibrate it on some", "profile")
-    place = output.read(cluster_of(options, "say where this was measured"))
-    drift = check_drift(_read_stated(files, place, options, profile=profile), profile)
-    output.answer(calibrating.drift_document, calibrating.show_drift, drift, profile, code=EXIT_CODES[drift.verdict])
 
 
 def _taught(

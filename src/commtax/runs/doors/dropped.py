@@ -45,7 +45,14 @@ def dropped_answer(query_and_body: bytes) -> Record:
     """Answer dropped files with the audit of their run, or with the deployment that one starts."""
     query, _, body = query_and_body.partition(b"\0")
     state = parse(parse_qsl(query.decode("latin-1"), keep_blank_values=True), (NAME, CLAIM, BODIES))
-    files = _files(str(state["file"]), str(state["sizes"]), body)
+    names = str(state["file"])
+    sizes = str(state["sizes"])
+    ends = [0, *accumulate(int(size) for size in sizes.split(","))] if sizes else [0, len(body)]
+    named = names.split("/") if sizes else [Path(names).name or "dropped file"]
+    if len(named) != len(ends) - 1 or ends[-1] != len(body):
+        counted = f"{len(named)} names, {len(ends) - 1} sizes, {len(body):,} bytes"
+        raise RefusedError(f"sizes: {counted} do not go together", "sizes", malformed=False)
+    files = [(name or "dropped file", body[start:end]) for name, (start, end) in zip(named, pairwise(ends), strict=True)]
     for name, content in files:
         if not content:
             raise RefusedError(f"file {name}: it is empty", "file", malformed=False)
@@ -61,16 +68,6 @@ def dropped_answer(query_and_body: bytes) -> Record:
     return _audited(gather(left), state)
 
 
-def _files(names: str, sizes: str, body: bytes) -> list[tuple[str, bytes]]:
-    ends = [0, *accumulate(int(size) for size in sizes.split(","))] if sizes else [0, len(body)]
-    named = names.split("/") if sizes else [Path(names).name or "dropped file"]
-    if len(named) != len(ends) - 1 or ends[-1] != len(body):
-        raise RefusedError(
-            f"sizes: {len(named)} names, {len(ends) - 1} sizes, {len(body):,} bytes do not go together", "sizes", malformed=False
-        )
-    return [(name or "dropped file", body[start:end]) for name, (start, end) in zip(named, pairwise(ends), strict=True)]
-
-
 def _audited(read_files: ReadFiles, state: State) -> Record:
     """Audit files, with their facts before the page's keys, against a claim if the tick box or the files call for one."""
     stated = _stated_keys(read_files)
@@ -83,16 +80,10 @@ def _audited(read_files: ReadFiles, state: State) -> Record:
     audited = audit_read(read_files, claim)
     shown = audit_page(audited, "")
     asks = named and claim is None and "m" in stated
-    return {
-        **shown,
-        "compared": claim is not None and not placed,
-        "hints": [*_hints(stated, audited, asks)],
-        "sizes": [2**n for n in range(min(MOST_ASKED, state.question.cluster.num_gpus).bit_length())] if asks else [],
-        "title": on_page(cast(str, shown["title"])),
-        "notes": [on_page(note) for note in cast("list[str]", shown["notes"])],
-        "document": audit_document(audited),
-        "patch": stated or None,
-    }
+    sizes = [2**n for n in range(min(MOST_ASKED, state.question.cluster.num_gpus).bit_length())] if asks else []
+    judged = {"compared": claim is not None and not placed, "hints": [*_hints(stated, audited, asks)], "sizes": sizes}
+    worded = {"title": on_page(cast(str, shown["title"])), "notes": [on_page(note) for note in cast("list[str]", shown["notes"])]}
+    return {**shown, **judged, **worded, "document": audit_document(audited), "patch": stated or None}
 
 
 def _hints(stated: Mapping[str, Value], audited: Audit, asks: bool) -> Iterator[str]:
@@ -152,17 +143,12 @@ def _launch(body: bytes, name: str) -> Record | None:
     ran = ", ".join(f"{option.replace('_', ' ')} {value}" for option, value in options.items() if value not in ("", None))
     unread = [f"not read: {', '.join(launch.unread)}"] if launch.unread else []
     unknown = [] if model_record else [f"{launch.model or 'its model'} is not in the catalogue: choose one at the left"]
-    return {
-        "kind": "launch",
-        "title": f"{name} starts {launch.model or 'a model'} with {launch.engine} on {launch.num_gpus} GPUs",
-        **dict.fromkeys(("verdict", "culprit", "command"), ""),
-        **{key: list[Value]() for key in ("causes", "charts", "tables", "hints", "sizes")},
-        "ran": ran,
-        "notes": [on_page(note) for note in (*remarks, *unread, *unknown)],
-        "document": None,
-        "patch": patch,
-        "compared": False,
-    }
+    words = dict.fromkeys(("verdict", "culprit", "command"), "")
+    lists = {key: list[Value]() for key in ("causes", "charts", "tables", "hints", "sizes")}
+    title = f"{name} starts {launch.model or 'a model'} with {launch.engine} on {launch.num_gpus} GPUs"
+    notes = [on_page(note) for note in (*remarks, *unread, *unknown)]
+    rest = {"notes": notes, "document": None, "patch": patch, "compared": False}
+    return {"kind": "launch", "title": title, **words, **lists, "ran": ran, **rest}
 
 
 def _legal_keys(keys: dict[str, object]) -> dict[str, Value]:

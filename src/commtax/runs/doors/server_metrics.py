@@ -113,10 +113,8 @@ def answer_metrics(
         raise Refusal.about(metrics="give a server or files, not both")
     refuse(options, ("diff", "anonymise", "html", "baseline"), "belongs to files, not to --metrics")
     refuse(options, () if claim_of else ("tolerance",), "belongs to a comparison: say with --model what runs")
-    span_s, every_s = (
-        None if options[name] is None else float(number(options[name], name, SHORTEST_S, LONGEST_S, " s"))
-        for name in ("window", "every")
-    )
+    limits = ((name, options[name]) for name in ("window", "every"))
+    span_s, every_s = (None if x is None else float(number(x, name, SHORTEST_S, LONGEST_S, " s")) for name, x in limits)
     page = MetricsPage(str(options.metrics), options.header or ())
     if options.grafana:
         shipped = resources.files("commtax") / "runs" / "report" / "grafana_dashboard.json"

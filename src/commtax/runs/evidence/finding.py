@@ -289,9 +289,7 @@ class Section:
     kernels: tuple[KernelRow, ...] = ()  # dearest first, the first few hundred
     facts: Mapping[str, str] = field(default_factory=dict)  # versions, flags, hosts, transports: what two runs may differ in
     measured: Timeline | None = None  # a typical step of the first ranks, from its own beginning
-    sent: Mapping[tuple[str, int], SentCollectives] | None = (
-        None  # in a usual step, by kind and group size; None: steps are unknown
-    )
+    sent: Mapping[tuple[str, int], SentCollectives] | None = None  # of a usual step, by kind and group size; None: unknown
     phases: Mapping[str, str] = field(default_factory=dict)  # of steps, by the names that report them
     blamed: str = ""  # code of the cause that is the culprit's, where that is not its kind
 

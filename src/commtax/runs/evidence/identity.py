@@ -57,11 +57,8 @@ def other_model(name: str, claimed: Model) -> str:
     name = name[-COUNT.most_signs :]
     key, claimed_key = bundled_key(name), bundled_key(claimed.key) or next(filter(None, map(bundled_key, claimed.aliases)), "")
     if key and claimed_key:
-        return (
-            ""
-            if key == claimed_key or _shape(key) == _shape(claimed_key)
-            else f"the file names {_model_part(name)}, not {claimed_key}"
-        )
+        same = key == claimed_key or _shape(key) == _shape(claimed_key)
+        return "" if same else f"the file names {_model_part(name)}, not {claimed_key}"
     part = _model_part(name)
     named, wanted = _families_of(part), _families_of(" ".join((claimed.key, *claimed.aliases)).lower())
     if named and wanted and not named & wanted:

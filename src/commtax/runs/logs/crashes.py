@@ -109,7 +109,12 @@ class _CrashReader:
         if _BEGINS in line:
             self.header = _speaker(line)
         if 'File "' in line and (frame := SAYS.frame.search(line)):
-            self._frame(frame, line)
+            key = frame.start(), SAYS.time.sub("", line[: frame.start()])
+            where = f"{os.path.basename(frame[1])}:{frame[2]}"
+            if key in self.open:
+                self.open[key].where, self.open[key].last = where, self.filled
+            elif len(self.open) < COUNT.most_open:
+                self.open[key] = _OpenTraceback(where, self.filled, self.filled)
         elif not self._ends(line):
             self._alone(line)
 
@@ -123,14 +128,6 @@ class _CrashReader:
         ending = next(filter(None, (pattern.search(line) for pattern in _ENDINGS)), None)
         if ending and len(self.endings) < COUNT.most_endings:
             self.endings.setdefault(ending[1], _speaker(line))
-
-    def _frame(self, frame: re.Match[str], line: str) -> None:
-        key = frame.start(), SAYS.time.sub("", line[: frame.start()])
-        where = f"{os.path.basename(frame[1])}:{frame[2]}"
-        if key in self.open:
-            self.open[key].where, self.open[key].last = where, self.filled
-        elif len(self.open) < COUNT.most_open:
-            self.open[key] = _OpenTraceback(where, self.filled, self.filled)
 
     def _ends(self, line: str) -> bool:
         """Return whether a line belongs to a traceback, whose last line gives the exception to keep."""
@@ -257,11 +254,8 @@ def _cut_off_crash(reader: _CrashReader) -> Crash | None:
 def _follow_chain(raised: Sequence[_RaisedException], root: _RaisedException, ended: bool) -> Crash:
     """Return an error with what it became in its process. A failed lookup is replaced by what its handling raised."""
     followed = {id(r.before): r for r in raised if r.before}
-    while (
-        (after := followed.get(id(root)))
-        and after.meanwhile
-        and root.text.partition(":")[0].rpartition(".")[2] in _TABLE["lookups"]
-    ):
+    lookups = tuple(_TABLE["lookups"])
+    while (after := followed.get(id(root))) and after.meanwhile and root.text.partition(":")[0].rpartition(".")[2] in lookups:
         root = after
     end = root
     while after := followed.get(id(end)):

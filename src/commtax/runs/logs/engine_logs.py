@@ -63,10 +63,7 @@ class ClaimedMemory:
 
 @dataclass(frozen=True, slots=True)
 class StartupLog:
-    """What one start reports: the engine's settings, the layout of its ranks, and the memory of the tightest rank.
-
-    "", 0 or None where the log does not say.
-    """
+    """What one start reports: the engine's settings, the layout of its ranks, the tightest one's memory, empty where not logged."""
 
     engine: str = "vllm"  # as the catalogue calls it
     version: str = ""
@@ -206,19 +203,16 @@ class Wordings:
                 if name not in kept or name not in self.table.get("first", ()):
                     kept[name] = text[: COUNT.most_value]
         if any(sign in line for sign in self.table["configured"]):
-            self._settings(heard, line)
-
-    def _settings(self, heard: StartupFacts, line: str) -> None:
-        """Read a printed configuration. The first value of a number counts, and the last of all else is kept to compare runs by."""
-        for quoted, bare, raw in SAYS.setting.findall(SAYS.drafter.sub("", line)):
-            key = quoted or bare
-            value = raw.strip("'\"").rstrip(".").removeprefix("torch.")[: COUNT.most_value]
-            if (name := self.table["numbers"].get(key)) and SAYS.plain_number.fullmatch(value):
-                number = float(value)
-                heard.facts.setdefault(name, int(number) if number.is_integer() and name != "gpu_memory_utilization" else number)
-            elif key == "disable_custom_all_reduce" and value == "True":
-                heard.facts["switched_off"] = True
-            self._keep(heard.settings, self.table["names"].get(key, key), value)
+            for quoted, bare, raw in SAYS.setting.findall(SAYS.drafter.sub("", line)):
+                key = quoted or bare
+                printed = raw.strip("'\"").rstrip(".").removeprefix("torch.")[: COUNT.most_value]
+                if (setting := self.table["numbers"].get(key)) and SAYS.plain_number.fullmatch(printed):
+                    figure = float(printed)  # the first counts; of all else the last is kept, to compare runs by
+                    whole = figure.is_integer() and setting != "gpu_memory_utilization"
+                    heard.facts.setdefault(setting, int(figure) if whole else figure)
+                elif key == "disable_custom_all_reduce" and printed == "True":
+                    heard.facts["switched_off"] = True
+                self._keep(heard.settings, self.table["names"].get(key, key), printed)
 
     def _keep(self, settings: dict[str, str], name: str, value: str) -> None:
         """Keep the last value of a setting, unless it leaves the choice to the engine and a choice is already there."""
@@ -259,10 +253,7 @@ def axes_of(worker: str) -> dict[str, int]:
 
 
 def last_start_line(rows: Callable[[], Iterable[tuple[str, str, bool]]]) -> int:
-    """Return the number of the line with which the last start begins, where a process introduces itself again as another.
-
-    Rows are a process's name, what distinguishes its runs, and whether the line is such an introduction.
-    """
+    """Return the line of the last start, where rows are a process, what tells its runs apart, and whether it introduces itself."""
     begun: dict[str, str] = {}
     first = 0
     for at, (who, run, starts) in enumerate(rows()):
@@ -339,7 +330,11 @@ class _Vllm(_EngineReading):
     def take(self, worker: str, line: str) -> None:
         self.workers |= axes_of(worker).items()
         super().take(worker, line)
-        self._claimed(worker, line)
+        match = self.says.claim.search(line) if "requested memory" in line else None
+        if match and all(x.count(".") < 2 for x in match.group(1, 3)):
+            claims = self.heard.facts.setdefault("claims", {})
+            if len(claims) < COUNT.most_moments:
+                claims[worker] = ClaimedMemory(int(match[2]), float(match[3]) * GiB, float(match[1]) * GiB)
         self._layout(line)
         self._served(line)
         self._stalled(worker, line)
@@ -372,14 +367,6 @@ class _Vllm(_EngineReading):
         if (match := says.backends.search(line)) and (group := says.group.search(line, match.end() - 1)) and group[1] == "tp":
             facts["allreduce_backends"] = tuple(re.findall(r"[\w.]+", match[1]))
 
-    def _claimed(self, worker: str, line: str) -> None:
-        """Read what a CPU worker takes of its node, each for itself."""
-        match = self.says.claim.search(line) if "requested memory" in line else None
-        if match and all(x.count(".") < 2 for x in match.group(1, 3)):
-            claims = self.heard.facts.setdefault("claims", {})
-            if len(claims) < COUNT.most_moments:
-                claims[worker] = ClaimedMemory(int(match[2]), float(match[3]) * GiB, float(match[1]) * GiB)
-
     def _stalled(self, worker: str, line: str) -> None:
         """Accumulate how long processes wait for others at the end of the log. Progress after a wait clears it."""
         figures = self.heard.figures
@@ -408,8 +395,7 @@ class _Vllm(_EngineReading):
 
 
 class _Sglang(_EngineReading):
-    """The start, and the lines that its scheduler writes while it serves. A speculative model's cache has as many tokens as that of
-    the model it helps, and is no part of it; a cache for windows has fewer, and is."""
+    """The start and the lines of SGLang's scheduler, without caches of a speculative model and of windows."""
 
     def __init__(self, says: Wordings, text: str) -> None:
         super().__init__(says, text)
@@ -455,9 +441,8 @@ class _Sglang(_EngineReading):
         match = self.says.batch.search(line)
         if not match or len(self.heard.moments) >= COUNT.most_moments:
             return
-        counts_by_name: dict[str, str] = dict(
-            reversed(self.says.count.findall(line, match.end()))
-        )  # of a full cache before that of windows
+        # The count of a full cache comes before that of windows.
+        counts_by_name: dict[str, str] = dict(reversed(self.says.count.findall(line, match.end())))
         if match[1] == "Prefill":
             if "#running-req: 0," in line:  # nothing else ran
                 self.resumed.add(worker)
@@ -485,8 +470,7 @@ def _figure(counts_by_name: dict[str, str], name: str) -> float | None:
 
 
 class _Trtllm(_EngineReading):
-    """The start of the PyTorch backend and of compiled engines, and the lines of its iterations. The cache is allocated twice,
-    small while memory is profiled and then for good: the last allocation counts."""
+    """The start and iterations of PyTorch and compiled engines, where the last allocation of a cache counts."""
 
     def introduced(self) -> Iterator[Introduced]:
         """Yield each process's name of the version, which comes once, before the cache is allocated."""
@@ -572,10 +556,7 @@ ENGINE_LOGS = (vllm_log, sglang_log, trtllm_log)  # logs that tell how their eng
 
 
 def crash_of(raw: str, text: str) -> crashes.Crash | None:
-    """Return the error with which a program ended that is no engine: the readers of engines report theirs themselves.
-
-    ``text`` is ``raw`` without what launchers wrote before its lines.
-    """
+    """Return the error with which a program that is no engine ended (``text`` is ``raw`` without launchers' prefixes)."""
     if not crashes.may_hold_error(raw) or any(engine.looks_like(text) for engine in ENGINE_LOGS):
         return None
     return crashes.find(lines(raw))

@@ -3,18 +3,20 @@
 Written when a collective timed out (``TORCH_FR_BUFFER_SIZE``, once ``TORCH_NCCL_TRACE_BUFFER_SIZE``) by NCCL, gloo and others; and
 what an analyser of such dumps printed: ``torchfrtrace`` in its wordings, and tables with ``missing_ranks``.
 
-Python's own reader runs whatever a pickle names. The one here knows the instructions that write plain data, counts them, and stops
-at any other. A file that breaks off gives what is whole before.
+Python's reader of pickles runs whatever a pickle names, so that it may name nothing here. A file that breaks off gives what is
+whole before.
 """
 
+import io
 import json
 import math
-import pickletools
+import pickle
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
+from typing import ClassVar, NoReturn
 
 from commtax.files import OUTPUT_BYTES, FileStream, Json, decode_text, parse_json, table
 from commtax.runs.evidence.collective_names import call_op
@@ -27,28 +29,33 @@ from commtax.wordings import patterns, split_lines
 COUNT = counts(__name__)
 SAYS = patterns(__name__)
 
-_MARK = object()
-Stack = list[object]
-_TEXTS = ("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE", "BINSTRING", "SHORT_BINSTRING", "STRING")
-_BYTES = ("BINBYTES", "SHORT_BINBYTES", "BINBYTES8")
-_NUMBERS = ("BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "LONG4", "BINFLOAT", "FLOAT")
-_PUSHED = frozenset((*_TEXTS, *_BYTES, *_NUMBERS))
-_MADE: Mapping[str, Callable[[], object]] = {
-    "NONE": lambda: None,
-    "NEWTRUE": lambda: True,
-    "NEWFALSE": lambda: False,
-    "EMPTY_LIST": list,
-    "EMPTY_DICT": dict,
-    "EMPTY_TUPLE": tuple,
-    "MARK": lambda: _MARK,
-}
-_GETS, _PUTS = frozenset(("BINGET", "LONG_BINGET", "GET")), frozenset(("BINPUT", "LONG_BINPUT", "PUT"))
-_GATHERED: Mapping[str, Callable[[Stack], object]] = {
-    "TUPLE": tuple,
-    "LIST": list,
-    "DICT": lambda items: dict(zip(items[::2], items[1::2], strict=False)),
-}
-_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+
+class _PlainData(pickle._Unpickler):
+    """Python's reader without classes and functions. Frames are passed over, so that one that is cut off is read too."""
+
+    dispatch: ClassVar[dict[int, Callable[..., None]]] = {
+        **pickle._Unpickler.dispatch,
+        pickle.FRAME[0]: lambda reader: reader.read(8),
+    }
+    stack: list[object]
+    metastack: list[list[object]]  # what stands before each open mark
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise Refusal(f"a pickle of more than plain data ({module}.{name}), which is not run")
+
+
+class _WholeReads(io.BytesIO):
+    """Bytes that end in an error, and not in a shorter value, as does a file of too many instructions."""
+
+    left = COUNT.most_instructions
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        text, self.left = super().read(size), self.left - 1
+        if not self.left:
+            raise EOFError(f"more than {COUNT.most_instructions:,} instructions")
+        if size is not None and len(text) < size:
+            raise EOFError("Ran out of input")
+        return text
 
 
 def loads(raw: bytes, name: str) -> tuple[object, str]:
@@ -59,82 +66,28 @@ def loads(raw: bytes, name: str) -> tuple[object, str]:
     ({'entries': [1, (2.5, None)]}, '')
     >>> loads(pickle.dumps(print), "x")
     Traceback (most recent call last):
-    commtax.statement.Refusal: x: a pickle of more than plain data (STACK_GLOBAL), which is not run
+    commtax.statement.Refusal: x: a pickle of more than plain data (builtins.print), which is not run
     """
-    stack, memo, partial = Stack(), dict[int, object](), ""
+    reader = _PlainData(_WholeReads(raw))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of escapes in a damaged text
-            for count, (op, arg, _) in enumerate(pickletools.genops(raw)):
-                if op.name == "STOP":
-                    break
-                if count >= COUNT.most_instructions:
-                    partial = f"more than {COUNT.most_instructions:,} instructions"
-                    break
-                _run(op.name, arg, stack, memo, name)
-    except Refusal:
-        raise
-    except (ValueError, IndexError, KeyError, TypeError, OverflowError, AttributeError) as error:
+            return reader.load(), ""
+    except Refusal as refusal:
+        raise Refusal(f"{name}: {refusal}") from None
+    except Exception as error:  # damage may make any instruction of any
         partial = f"it breaks off or is damaged ({error})"[:200]
-    if partial:
-        _close(stack)
-    if not stack or stack[0] is _MARK:
-        raise Refusal(f"{name}: a pickle without anything readable{f': {partial}' if partial else ''}")
-    return stack[0], partial
-
-
-def _run(op: str, arg: object, stack: Stack, memo: dict[int, object], name: str) -> None:
-    if op in _PUSHED:
-        stack.append(arg)
-    elif op in _MADE:
-        stack.append(_MADE[op]())
-    elif op in _GETS:
-        stack.append(memo[int(str(arg))])
-    elif op in _PUTS:
-        memo[int(str(arg))] = stack[-1]
-    elif op == "MEMOIZE":
-        memo[len(memo)] = stack[-1]
-    elif op in _TUPLES:
-        stack[-_TUPLES[op] :] = [tuple(stack[-_TUPLES[op] :])]
-    elif op in _GATHERED:
-        stack.append(_GATHERED[op](_pop_to_mark(stack)))
-    elif op in ("APPENDS", "APPEND"):
-        items = _pop_to_mark(stack) if op == "APPENDS" else [stack.pop()]
-        if not isinstance(target := stack[-1], list):
-            raise TypeError(f"'{type(target).__name__}' object has no attribute 'extend'")
-        target.extend(items)
-    elif op in ("SETITEMS", "SETITEM"):
-        items = _pop_to_mark(stack) if op == "SETITEMS" else [stack.pop(-2), stack.pop()]
-        if not isinstance(target := stack[-1], dict):
-            raise TypeError(f"'{type(target).__name__}' object has no attribute 'update'")
-        target.update(zip(items[::2], items[1::2], strict=False))
-    elif op == "POP":
-        stack.pop()
-    elif op not in ("PROTO", "FRAME"):
-        raise Refusal(f"{name}: a pickle of more than plain data ({op}), which is not run")
-
-
-def _pop_to_mark(stack: Stack) -> Stack:
-    at = len(stack) - 1
-    while stack[at] is not _MARK:
-        at -= 1
-        if at < 0:
-            raise ValueError("no mark")
-    items = stack[at + 1 :]
-    del stack[at:]
-    return items
-
-
-def _close(stack: Stack) -> None:
-    """Put what was read into open containers, and of an entry that broke off what is whole."""
-    for _ in range(sum(item is _MARK for item in stack)):
-        items = _pop_to_mark(stack)
-        container = stack[-1] if stack else None
-        if isinstance(container, list):
-            container.extend(items)
-        elif isinstance(container, dict):
-            keys = [key if isinstance(key, str) else "" for key in items[::2]]
-            container.update(zip(keys, items[1::2], strict=False))
+    whole = getattr(reader, "stack", [])
+    for before in reversed(getattr(reader, "metastack", [])):  # containers that were open take what was read of them
+        if before and isinstance(before[-1], list):
+            before[-1].extend(whole)
+        elif before and isinstance(before[-1], dict):
+            keys = [key if isinstance(key, str) else "" for key in whole[::2]]
+            before[-1].update(zip(keys, whole[1::2], strict=False))
+        whole = before
+    if not whole:
+        raise Refusal(f"{name}: a pickle without anything readable: {partial}")
+    return whole[0], partial
 
 
 STARTED, COMPLETED = "started", "completed"
@@ -254,26 +207,19 @@ def _entry(row: Mapping[str, object]) -> FlightEntry | None:
         return None
     state = _text(row.get("state"))
     ended = row.get("retired") is True or bool(row.get("time_discovered_completed_ns"))
-    dtypes, took, frames = row.get("input_dtypes"), row.get("duration_ms"), row.get("frames")
-    return FlightEntry(
-        seq=seq,
-        op=call_op(name) or name.rsplit(":", 1)[-1],
-        name=name[:120],
-        group=_text(group[0] if isinstance(group, list | tuple) and group else group)[:120],
-        state=COMPLETED if ended else state,
-        inputs=_sizes(row.get("input_sizes")),
-        outputs=_sizes(row.get("output_sizes")),
-        dtype=_text(dtypes[0] if isinstance(dtypes, list | tuple) and dtypes else dtypes),
-        created_s=_whole_number(row.get("time_created_ns"), 0) * 1e-9,
-        seconds=float(took) / 1e3 if isinstance(took, int | float) and 0 <= took < 1e12 else None,
-        paired=paired,
-        where=_calling_line(frames if isinstance(frames, list) else []),
-    )
+    dtypes, took = row.get("input_dtypes"), row.get("duration_ms")
+    group = _text(group[0] if isinstance(group, list | tuple) and group else group)[:120]
+    dtype = _text(dtypes[0] if isinstance(dtypes, list | tuple) and dtypes else dtypes)
+    seconds = float(took) / 1e3 if isinstance(took, int | float) and 0 <= took < 1e12 else None
+    called = name[:120], group, COMPLETED if ended else state
+    sizes, where = (_sizes(row.get("input_sizes")), _sizes(row.get("output_sizes"))), _calling_line(row.get("frames"))
+    created_s = _whole_number(row.get("time_created_ns"), 0) * 1e-9
+    return FlightEntry(seq, call_op(name) or name.rsplit(":", 1)[-1], *called, *sizes, dtype, created_s, seconds, paired, where)
 
 
-def _calling_line(frames: Sequence[object]) -> str:
+def _calling_line(frames: object) -> str:
     """Return the first line of a program that is none of the framework's."""
-    for frame in (frame for frame in frames[:64] if isinstance(frame, dict)):
+    for frame in (frame for frame in (frames[:64] if isinstance(frames, list) else ()) if isinstance(frame, dict)):
         path = _text(frame.get("filename"))
         if path and "/torch/" not in path and not path.startswith("??"):
             return f"{path.rsplit('/', 1)[-1]}:{_whole_number(frame.get('line'), 0)} {_text(frame.get('name'))}".strip()[:160]
@@ -376,31 +322,27 @@ def _blocks(text: str) -> Iterator[Fault]:
                 fault.group, fault.op = group[1], _op(group[2])
             fault.missing = _ranks(among[1]) if (among := SAYS.among.search(line)) else ()
         elif fault:
-            _take(fault, line)
+            if pair := SAYS.said.search(line):
+                key, value = pair[1].lower(), pair[2].strip()
+                if key == "missing ranks":
+                    fault.missing = _ranks(value.partition("}")[0])
+                elif key == "expected ranks":
+                    fault.size = len(_ranks(value)) if "{" in value else int(value) if value.isdecimal() else fault.size
+                elif key == "world size" and value.isdecimal():
+                    fault.size = int(value)
+                elif key == "error msg":
+                    fault.culprits = tuple(dict.fromkeys(int(r) for r in SAYS.culprit.findall(value)))
+                    fault.why = ", ".join(dict.fromkeys(SAYS.why.findall(value)))
+                elif key == "group info":
+                    fault.group = value[:120]
+                elif key == "collective":
+                    fault.op = _op(value)
+                else:
+                    fault.state = value[:60]
+            elif not fault.where and (frame := SAYS.frame.match(line)) and _OWN not in frame[2]:
+                fault.where = frame[2]
     if fault:
         yield fault
-
-
-def _take(fault: Fault, line: str) -> None:
-    if pair := SAYS.said.search(line):
-        key, value = pair[1].lower(), pair[2].strip()
-        if key == "missing ranks":
-            fault.missing = _ranks(value.partition("}")[0])
-        elif key == "expected ranks":
-            fault.size = len(_ranks(value)) if "{" in value else int(value) if value.isdecimal() else fault.size
-        elif key == "world size" and value.isdecimal():
-            fault.size = int(value)
-        elif key == "error msg":
-            fault.culprits = tuple(dict.fromkeys(int(r) for r in SAYS.culprit.findall(value)))
-            fault.why = ", ".join(dict.fromkeys(SAYS.why.findall(value)))
-        elif key == "group info":
-            fault.group = value[:120]
-        elif key == "collective":
-            fault.op = _op(value)
-        else:
-            fault.state = value[:60]
-    elif not fault.where and (frame := SAYS.frame.match(line)) and _OWN not in frame[2]:
-        fault.where = frame[2]
 
 
 def _rows(text: str) -> Iterator[Fault]:
@@ -475,14 +417,12 @@ def audit_flight(dumps: Sequence[Dump], claim: Claim | None, names: Sequence[str
         where = f"; called from {trouble.entry.where}" if trouble.entry.where else ""
         causes.append(Cause(trouble.code, trouble.text + where, change=CHANGES[trouble.code]))
     code = root.code if root and not root.entry.where else ""  # a cause with a line of the program stands for itself
-    section = Section(
-        "flight", tuple(names), tuple(_layout(ranks, claim)), notes, causes=tuple(causes), culprit=blamed, blamed=code
-    )
-    versions = sorted({d.version for d in ranks.values() if d.version})
-    libraries = sorted({d.library for d in ranks.values() if d.library})
-    facts = {"recorder": ", ".join(versions), "version": ", ".join(libraries), "ranks": str(len(ranks))}
-    stated = {name: value for name, value in facts.items() if value}
-    return replace(section, collectives=tuple(_call_rows(groups)), facts=stated)
+    versions = ", ".join(sorted({d.version for d in dumps if d.version}))
+    libraries = ", ".join(sorted({d.library for d in dumps if d.library}))
+    facts = {"recorder": versions, "version": libraries, "ranks": str(len(ranks))}
+    stated, findings = {name: value for name, value in facts.items() if value}, tuple(_layout(ranks, claim))
+    section = Section("flight", tuple(names), findings, notes, causes=tuple(causes), culprit=blamed, blamed=code, facts=stated)
+    return replace(section, collectives=tuple(_call_rows(groups)))
 
 
 def audit_analysis(analysis: Analysis, claim: Claim | None, name: str = "analysis") -> Section:

@@ -189,7 +189,27 @@ def causes(log: NcclLog, claim: Claim | None) -> Iterator[Cause]:
         text = f"a call of the library failed{f' in {times} processes' if times > 1 else ''}: {why}"
         yield Cause("failed", text, change=_CAUSES["nccl"]["peer" if any(word in why for word in GONE) else "failed"])
     yield from _way_causes(log, claim)
-    yield from _disagreement_causes(log)
+    versions = Counter(version for process, version in log.versions.items() if process)
+    if len(versions) > 1:
+        many = ", ".join(f"{version} in {n}" for version, n in versions.most_common())
+        yield _cause("versions", f"versions differ between processes: {many}")
+    if differing := _differing_calls(log):
+        yield _cause("mismatch", differing[0])
+    elif apart := _mismatch_words(log):
+        yield _cause("mismatch", apart)
+    if log.timeouts:
+        yield _timeout_cause(log)
+        lowest: dict[int, int] = {}
+        for t in log.timeouts:
+            lowest[t.rank] = min(t.seq, lowest.get(t.rank, t.seq))
+        least, most = min(lowest.values()), max(lowest.values())
+        if least < most:
+            behind = sorted(rank for rank, seq in lowest.items() if seq == least)
+            gave_up = f"{ranks_in_words(behind)} gave up number {least:,}, the lowest; others had come up to number {most:,}"
+            yield _cause("behind", f"{gave_up}: unless these are two groups, look there first")
+        yield from (unheard := _silent_rank_causes(log))
+        if not unheard and (gone := _silent_ranks(log)):
+            yield _cause("absent", _missing_words(log, gone))
     for comm in _unfinished_starts(log)[: COUNT.named]:
         yield _cause("unstarted", f"the start of a communicator did not end: {_start_words(comm)}")
 
@@ -208,24 +228,6 @@ def _way_causes(log: NcclLog, claim: Claim | None) -> Iterator[Cause]:
         ring, crossed, hosts = zigzag
         text = f"a ring crosses hosts {crossed} times where {hosts} would do ({' '.join(map(str, ring[:16]))} …)"
         yield _cause("ring order", text)
-
-
-def _disagreement_causes(log: NcclLog) -> Iterator[Cause]:
-    """Yield versions and calls that differ, and collectives that were given up."""
-    versions = Counter(version for process, version in log.versions.items() if process)
-    if len(versions) > 1:
-        many = ", ".join(f"{version} in {n}" for version, n in versions.most_common())
-        yield _cause("versions", f"versions differ between processes: {many}")
-    if differing := _differing_calls(log):
-        yield _cause("mismatch", differing[0])
-    elif apart := _mismatch_words(log):
-        yield _cause("mismatch", apart)
-    if log.timeouts:
-        yield _timeout_cause(log)
-        yield from _ranks_behind(log)
-        yield from (unheard := _silent_rank_causes(log))
-        if not unheard and (gone := _silent_ranks(log)):
-            yield _cause("absent", _missing_words(log, gone))
 
 
 def _network(log: NcclLog, routes: Sequence[Route], claim: Claim | None) -> Iterator[Cause]:
@@ -316,18 +318,6 @@ def _silent_rank_causes(log: NcclLog) -> list[Cause]:
     return [_cause("absent", f"{text}: never came, had ended before, or their lines are cut")]
 
 
-def _ranks_behind(log: NcclLog) -> Iterator[Cause]:
-    """Report the ranks that gave up the lowest number, where others had come further."""
-    lowest: dict[int, int] = {}
-    for t in log.timeouts:
-        lowest[t.rank] = min(t.seq, lowest.get(t.rank, t.seq))
-    least, most = min(lowest.values()), max(lowest.values())
-    if least < most:
-        behind = sorted(rank for rank, seq in lowest.items() if seq == least)
-        text = f"{ranks_in_words(behind)} gave up number {least:,}, the lowest; others had come up to number {most:,}"
-        yield _cause("behind", f"{text}: unless these are two groups, look there first")
-
-
 def _silent_ranks(log: NcclLog) -> list[int]:
     """List one rank, or a few of many, whose watchdog wrote nothing. Unless the job's size is known, three others must have."""
     spoke = {t.rank for t in log.timeouts} | {rank for _, rank in log.progress}
@@ -382,7 +372,13 @@ def _late_rank(log: NcclLog) -> Blamed | None:
 def _differing_calls(log: NcclLog) -> tuple[str, list[int]] | None:
     """Return the first number under which calls differ, in words, and the ranks that deviate from the majority."""
     for (size, number), calls in sorted(log.issued.items()):
-        for members in _callers_by_communicator(log, size, calls):
+        by: dict[str, list[Who]] = {}
+        for caller in calls:
+            by.setdefault(log.members.get(caller, ("", 0))[0], []).append(caller)
+        unknown = by.get("", [])  # form a group if no process is twice in it
+        if len({process for process, _ in unknown}) < len(unknown) or len(unknown) > size:
+            by.pop("", None)
+        for members in (members for members in by.values() if len(members) > 1):
             (usual, many), *others = Counter(calls[who] for who in members).most_common()
             if others:
                 odd = [who for who in members if calls[who] != usual]
@@ -390,17 +386,6 @@ def _differing_calls(log: NcclLog) -> tuple[str, list[int]] | None:
                 text = f"{ranks_in_words(names)} called {calls[odd[0]][0]} as number {number:x}, {ranks_in_words(rest)} {usual[0]}"
                 return text, names if many > len(members) / 2 else []
     return None
-
-
-def _callers_by_communicator(log: NcclLog, size: int, calls: dict[Who, tuple[str, ...]]) -> list[list[Who]]:
-    """Group callers by communicator. Those of unknown ones form a group if no process is twice in it."""
-    by: dict[str, list[Who]] = {}
-    for who in calls:
-        by.setdefault(log.members.get(who, ("", 0))[0], []).append(who)
-    unknown = by.get("", [])
-    if len({process for process, _ in unknown}) < len(unknown) or len(unknown) > size:
-        by.pop("", None)
-    return [members for members in by.values() if len(members) > 1]
 
 
 def _rank(log: NcclLog, who: Who) -> int:

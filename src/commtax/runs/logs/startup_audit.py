@@ -102,7 +102,11 @@ def queue_causes(log: StartupLog) -> Iterator[Cause]:
     if (lost := log.figures.get("preempted", 0.0)) >= COUNT.chance:
         text = f"overloaded: {lost:,.0f} times a request lost its place in the KV cache, and was computed again"
         yield served_cause("preempted", text)
-    yield from _small_cache(log)
+    kv, each = log.available_kv_bytes, max((nbytes for _, nbytes in log.weights_bytes), default=0.0)
+    if kv is not None and 0 < kv < LEVEL.little * each and 0 < (log.max_concurrency or 0.0) < LEVEL.full_lengths:
+        length = f" of {log.max_model_len:,} tokens" if log.max_model_len else ""
+        room = f"{kv / GiB:.2f} GiB beside {each / GiB:.2f} GiB of weights"
+        yield served_cause("little cache", f"almost no KV cache: {room} hold {log.max_concurrency:.2f} requests{length}")
 
 
 def _overload_causes(log: StartupLog) -> Iterator[Cause]:
@@ -135,17 +139,6 @@ def _growing_queue(moments: list[Moment]) -> Iterator[Cause]:
 
 def _range_text(counts: Sequence[int]) -> str:
     return f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else f"{counts[0]}"
-
-
-def _small_cache(log: StartupLog) -> Iterator[Cause]:
-    """Report a cache that is small beside the weights and has room for hardly more than one full-length request."""
-    kv, each = log.available_kv_bytes, max((nbytes for _, nbytes in log.weights_bytes), default=0.0)
-    if kv is None or not log.max_concurrency or log.max_concurrency >= LEVEL.full_lengths or not 0 < kv < LEVEL.little * each:
-        return
-    length = f" of {log.max_model_len:,} tokens" if log.max_model_len else ""
-    room = f"{kv / GiB:.2f} GiB beside {each / GiB:.2f} GiB of weights"
-    text = f"almost no KV cache: {room} hold {log.max_concurrency:.2f} requests"
-    yield served_cause("little cache", f"{text}{length}")
 
 
 ENGINES = {one.key: one.title for one in programs() if not one.trains}
@@ -194,14 +187,11 @@ def facts(log: StartupLog) -> dict[str, str]:
 
 def plain_findings(log: StartupLog) -> Iterator[Finding]:
     """Yield layout, memory and speed from the log, with nothing to compare them with."""
-    for axis, name in AXES.items():
-        if size := getattr(log, axis) or axis_size(log, axis):
-            yield Finding(name, None, size)
+    yield from (Finding(name, None, size) for axis, name in AXES.items() if (size := getattr(log, axis) or axis_size(log, axis)))
     for name, count in (("ranks in a world", log.world_size or None), ("ranks on a host", log.figures.get("local_ranks"))):
         if count is not None:
             yield Finding(name, None, count)
-    for label, nbytes in weights_by_workers(log):
-        yield Finding(Note("weights", f"weights ({label})"), None, nbytes, "bytes")
+    yield from (Finding(Note("weights", f"weights ({label})"), None, nbytes, "bytes") for label, nbytes in weights_by_workers(log))
     if len(log.weights_bytes) > 1:
         yield Finding(ALL_WEIGHTS, None, sum(nbytes for _, nbytes in log.weights_bytes), "bytes")
     if log.available_kv_bytes is not None:
@@ -277,12 +267,8 @@ def typical_load(log: StartupLog) -> tuple[int, float, int] | None:
 def intro(log: StartupLog) -> Note:
     """Note in one sentence who ran what."""
     which = f"{ENGINES.get(log.engine, log.engine)} {log.version}".strip()
-    parts = [
-        log.model,
-        log.setting("dtype"),
-        log.setting("quantization"),
-        (cache := log.setting("kv_cache_dtype")) and f"KV cache {cache}",
-    ]
+    cache = log.setting("kv_cache_dtype")
+    parts = [log.model, log.setting("dtype"), log.setting("quantization"), cache and f"KV cache {cache}"]
     parts += [log.setting("attention_backend") and f"attention by {log.setting('attention_backend')}"]
     words = ", ".join(part for part in parts if part)
     return Note("stopped" if log.stops else "start", f"{which} {progress_words(log)}{f': {words}' if words else ''}")
@@ -295,7 +281,14 @@ def log_causes(log: StartupLog, claim: Claim | None) -> Iterator[Cause]:
     if (waited := log.figures.get(STALLED, 0.0)) >= LEVEL.long_wait_s and FAILURE not in log.settings:
         text = f"hung: a process has waited {format_seconds(waited)} for its workers when the log ends"
         yield served_cause("hang", text)
-    yield from _overclaim_causes(log)
+    nodes: dict[int, list[ClaimedMemory]] = {}
+    for claimed in log.claims:
+        nodes.setdefault(claimed.node, []).append(claimed)
+    for node, claims in nodes.items():
+        total, whole = sum(c.nbytes for c in claims), min(c.node_bytes for c in claims)
+        if len(claims) > 1 and total > whole:
+            each = f"{plural(len(claims), 'worker')} on node {node} claim {format_bytes(total)} together, of {format_bytes(whole)}"
+            yield served_cause("node memory", f"{each}: the kernel ends one when they fill it")
     alone = "the order of dispatch has NCCL alone" if log.allreduce_backends == NCCL_ALONE else ""
     if why := log.custom_allreduce_disabled or alone:
         change = next((row["change"] for row in CAUSES["custom_allreduce"] if row["part"] in why), "")
@@ -313,18 +306,6 @@ def log_causes(log: StartupLog, claim: Claim | None) -> Iterator[Cause]:
 def to_change(why: str) -> str:
     """Return what to change about an error, or "" where no advice exists."""
     return next((row["change"] for row in CAUSES[FAILURE] if row["part"].lower() in why.lower()), "")
-
-
-def _overclaim_causes(log: StartupLog) -> Iterator[Cause]:
-    """Report workers of one node that together claim more memory than it has."""
-    nodes: dict[int, list[ClaimedMemory]] = {}
-    for claim in log.claims:
-        nodes.setdefault(claim.node, []).append(claim)
-    for node, claims in nodes.items():
-        total, whole = sum(c.nbytes for c in claims), min(c.node_bytes for c in claims)
-        if len(claims) > 1 and total > whole:
-            each = f"{plural(len(claims), 'worker')} on node {node} claim {format_bytes(total)} together, of {format_bytes(whole)}"
-            yield served_cause("node memory", f"{each}: the kernel ends one when they fill it")
 
 
 def _cost(claim: Claim | None, **changes: str | int) -> tuple[float, float] | None:
@@ -463,8 +444,7 @@ def _likely(measured: float, question: Question) -> str:
 
 
 def _memory(log: StartupLog, question: Question, judged: Fit, share_stated: bool) -> Iterator[Finding]:
-    """Compare KV tokens with the memory that the log has for them (exact), and that memory with a model of what is left.
-    difference of large figures, so it is judged on the memory that it is left of."""
+    """Compare KV tokens with the memory that the log has for them (exact), and that memory with a model of what is left."""
     plan_stated, unlike = bool(share_stated or log.model or log.tp), "other_processes" if share_stated else "other_share"
     share, limits = (WORDS[words].format(ENGINE_MEMORY[log.engine]["flag"]) for words in (unlike, "other_limits"))
     if taken := log.settings.get("activations"):
@@ -487,9 +467,8 @@ def _memory(log: StartupLog, question: Question, judged: Fit, share_stated: bool
         loaded = max((nbytes for _, nbytes in log.weights_bytes), default=judged.weights_bytes)
         other = abs(loaded / judged.weights_bytes - 1) > LEVEL.weights_tolerance  # judged in its own line, and not again here
         room = judged.kv_bytes + (judged.weights_bytes - loaded if other else 0.0)
-        yield _excuse_left_memory(
-            Finding(LEFT, room, left, "bytes", LEVEL.left_tolerance, share, whole), log, judged, plan_stated, share_stated
-        )
+        finding = Finding(LEFT, room, left, "bytes", LEVEL.left_tolerance, share, whole)
+        yield _excuse_left_memory(finding, log, judged, plan_stated, share_stated)
     if left > 0:  # else it did not fit: there is nothing to count
         yield from _capacity_findings(log, question, judged, left, tokens)
 
@@ -507,9 +486,8 @@ def _capacity_findings(log: StartupLog, question: Question, judged: Fit, left: f
     findings = [Finding("KV tokens in that memory", wanted, tokens, "tokens", rounding, why, evidence=True).judged()]
     rounding += PRINTED_TIMES / inside.max_concurrency if inside.max_concurrency else 0.0
     if log.prints("full_length"):
-        findings.append(
-            Finding(FULL_LENGTH, inside.max_concurrency, log.max_concurrency, "", rounding, WORDS["other_cache"]).judged()
-        )
+        lengths = inside.max_concurrency, log.max_concurrency
+        findings.append(Finding(FULL_LENGTH, *lengths, "", rounding, WORDS["other_cache"]).judged())
     excuse = _excuse(log, question, wanted, tokens, left) if any(f.verdict == DISAGREE for f in findings) else ""
     yield from (f.unsure(excuse) if excuse and f.verdict == DISAGREE else f for f in findings)
 
@@ -538,10 +516,7 @@ def _node_memory_finding(log: StartupLog, judged: Fit, node: float) -> Finding:
 
 
 def _tokens(log: StartupLog, judged: Fit) -> int:
-    """Return KV tokens as the log counts them: whole blocks, or (newer vLLM) full-length requests times that length.
-
-    The two differ where a length is no multiple of a block, and where windows or states let some layers keep less.
-    """
+    """Return KV tokens as the log counts them: whole blocks, or (newer vLLM) full-length requests times that length."""
     logged, length = log.kv_tokens, log.max_model_len
     counted = (log.max_concurrency or 0.0) * length
     if logged and counted and abs(logged - counted) <= PRINTED_TIMES * length + 1:
@@ -604,9 +579,7 @@ def _allreduce(log: StartupLog, claim: Claim) -> Iterator[Finding]:
     cost, off = fallback - custom, Note("custom all-reduce", "custom all-reduce is off")
     price = f"NCCL's is priced {format_seconds(cost)} longer per step ({cost / custom:+.1%}) at batch {batch}"
     verdict = DISAGREE if cost > LEVEL.dispatch_tolerance * custom else AGREE
-    finding = Finding(
-        off, None, None, reason=f"{log.custom_allreduce_disabled}; {price}", verdict=verdict
-    )  # there is no measurement of it
+    finding = Finding(off, None, None, reason=f"{log.custom_allreduce_disabled}; {price}", verdict=verdict)  # not measured
     yield finding.undecided(f"{price}; {claim.distrust}") if claim.distrust else finding
 
 

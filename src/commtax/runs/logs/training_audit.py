@@ -271,11 +271,8 @@ def tax_causes(priced: StepBill, step_taxes: list[Tax], measured_s: float, measu
 def _change(tax: Tax, offered: Mapping[str, Counterfactual], priced: StepBill) -> tuple[str, str]:
     """Return the what-if that saves most among those that lower a tax."""
     usual = ("bandwidth",) if tax.code in PARALLEL else ()
-    best = min(
-        (offered[code] for code in _TAX_TABLE["helps"].get(tax.code, usual) if code in offered),
-        key=lambda c: c.delta_s,
-        default=None,
-    )
+    helping = (offered[code] for code in _TAX_TABLE["helps"].get(tax.code, usual) if code in offered)
+    best = min(helping, key=lambda c: c.delta_s, default=None)
     if best is None or -best.delta_s < LEVEL.least * float(priced.step_s):
         return "", ""
     note = f" ({best.note})" if best.note else ""
@@ -320,7 +317,9 @@ def pace(steps: Sequence[TrainedStep]) -> Pace | None:
     batches = [s.batch for s in timed if s.batch]
     usual_batch = median(batches) if batches else 0.0
     seconds = [float(s.step_s or 0.0) * (usual_batch / s.batch if s.batch and usual_batch else 1.0) for s in timed]
-    first = _warm(seconds)
+    typical, first = median(seconds), 0
+    while first < len(seconds) * LEVEL.most_warm_up - 1 and seconds[first] > LEVEL.warm_up * typical:
+        first += 1
     indices, kept = [s.index for s in timed[first:]], seconds[first:]
     usual = median(kept)
     shift, split = _shift(indices, kept)
@@ -331,23 +330,9 @@ def pace(steps: Sequence[TrainedStep]) -> Pace | None:
     # Iterations between slow steps that come at whole multiples of one number; 0 where they do not
     gaps = [b - a for a, b in pairwise([i for i, _, _ in slow])]
     common = math.gcd(*gaps) if len(gaps) > 1 else 0
-    return Pace(
-        usual_s=usual,
-        deviation=deviation,
-        counted=len(kept),
-        warm_up=tuple(timed[:first]),
-        slow=tuple((i, s) for i, s, _ in slow),
-        shift=shift,
-        slow_share=sum(s - u for _, s, u in slow) / sum(kept),
-        period=common if common > 1 and common == min(gaps) else 0,
-    )
-
-
-def _warm(seconds: Sequence[float]) -> int:
-    usual, first = median(seconds), 0
-    while first < len(seconds) * LEVEL.most_warm_up - 1 and seconds[first] > LEVEL.warm_up * usual:
-        first += 1
-    return first
+    slow_share, shown = sum(s - u for _, s, u in slow) / sum(kept), tuple((i, s) for i, s, _ in slow)
+    period = common if common > 1 and common == min(gaps) else 0
+    return Pace(usual, deviation, len(kept), tuple(timed[:first]), shown, shift, slow_share, period)
 
 
 def _shift(indices: Sequence[int], seconds: Sequence[float]) -> tuple[Shift | None, int]:
@@ -429,9 +414,8 @@ def _options(log: TrainingLog, logged: LoggedPlan, claim: Claim | None) -> dict[
         options["micro_batch"] = min(_whole(options.get("micro_batch", 1)), batch)
     elif claim and claim.batch:
         options["batch"] = claim.batch
-    engine = (
-        question.engine.key if question and question.trains and question.engine.key != PHASES["train"].engine else logged.engine
-    )
+    named = question and question.trains and question.engine.key != PHASES["train"].engine
+    engine = question.engine.key if question and named else logged.engine
     return {**options, **CompareOptions(dp=dp, phase="train", engine=engine, profile=question.profile if question else None)}
 
 
@@ -510,20 +494,15 @@ def _figures(log: TrainingLog, went: Pace | None, priced: StepBill | None, claim
         yield Finding("TFLOP/s per GPU", ours, flops_per_s / 1e12, "", tolerance, "as the program counts them")
     if mfu:
         yield Finding("logged MFU", None, mfu, "share", reason="as the program counts it")
-    yield from _clocks(log, measured)
+    timers = [t for t in log.timers if not measured or LEVEL.small * measured <= t.high_s <= measured * (1 + LEVEL.uneven)]
+    again = {t.name.removesuffix("_microstep") for t in timers if t.name.endswith("_microstep")}  # the same over a whole step
+    for timer in sorted((t for t in timers if t.name not in again), key=lambda t: -t.high_s)[: COUNT.most_clocks]:
+        share = f"{timer.high_s / measured:.1%} of the step" if measured else ""
+        yield Finding(Note("clock", f"clock {timer.name}"), None, timer.high_s, "s", reason=share, of=timer.name)
     memory = [*log.memory_bytes.values(), *(s.memory_bytes for s in log.steps if s.memory_bytes)]
     if memory:
         ours = float(priced.memory_bytes_per_rank) if priced else None
         yield Finding("memory of the fullest rank", ours, max(memory), "bytes", tolerance, MEMORY_MODEL if priced else "")
-
-
-def _clocks(log: TrainingLog, step_s: float | None) -> Iterator[Finding]:
-    """Yield the program's timers that take a part of the step, longest first. Some are inside of others."""
-    timers = [t for t in log.timers if not step_s or LEVEL.small * step_s <= t.high_s <= step_s * (1 + LEVEL.uneven)]
-    again = {t.name.removesuffix("_microstep") for t in timers if t.name.endswith("_microstep")}  # the same over a whole step
-    for timer in sorted((t for t in timers if t.name not in again), key=lambda t: -t.high_s)[: COUNT.most_clocks]:
-        share = f"{timer.high_s / step_s:.1%} of the step" if step_s else ""
-        yield Finding(Note("clock", f"clock {timer.name}"), None, timer.high_s, "s", reason=share, of=timer.name)
 
 
 def _plan(log: TrainingLog, logged_run: LoggedPlan, claim: Claim) -> Iterator[Finding]:
@@ -552,19 +531,14 @@ def _pace_causes(log: TrainingLog, went: Pace | None) -> Iterator[Cause]:
         lost = sum(getattr(s, code) or 0.0 for s in log.steps)
         if lost:
             yield Cause(code, f"{plural(lost, 'iteration')} {what}")
-    yield from _uneven(log, went)
-
-
-def _uneven(log: TrainingLog, went: Pace | None) -> Iterator[Cause]:
-    """Report the program's timer on which ranks differ most."""
     if went is None:
         return
     for timer in sorted(log.timers, key=lambda t: t.low_s - t.high_s):
         apart = timer.high_s - timer.low_s
         if apart >= LEVEL.uneven * went.usual_s and not timer.name.endswith("setup"):
             low, high = format_seconds(timer.low_s), format_seconds(timer.high_s)
-            text = f"{timer.name}: {low} on the quickest rank, {high} on the slowest"
-            yield Cause("uneven-ranks", text, apart, apart / went.usual_s, CHANGES["uneven-ranks"])
+            uneven = f"{timer.name}: {low} on the quickest rank, {high} on the slowest"
+            yield Cause("uneven-ranks", uneven, apart, apart / went.usual_s, CHANGES["uneven-ranks"])
             return
 
 

@@ -209,7 +209,10 @@ class _TrainingReading:
             self._keep(program, number, figures, None if "step_s" in figures else _clock(line))
             return
         if " .." in line:
-            self._argued(line)
+            if times := SAYS.times.match(line):
+                self._timed([(times[1], times[3], times[4])])
+            elif (argument := SAYS.argument.match(line)) and len(self.arguments) < COUNT.most_names:
+                self.arguments.setdefault(argument[1], SAYS.whence.sub("", argument[3].strip()))
         elif "time (ms) |" in line:
             self._timed([(*part.rpartition(": ")[::2], "") for part in line.split("|")[1:200]])
         elif "memory (MB)" in line and (memory := SAYS.memory.search(line)) and len(self.memory) < COUNT.most_names:
@@ -241,13 +244,6 @@ class _TrainingReading:
             figures.setdefault("step_s", 1 / rate)
         runs[-1][number] = TrainedStep(number, at_s=at_s, **figures)
 
-    def _argued(self, line: str) -> None:
-        """Read an argument, or a timer's range over the ranks."""
-        if times := SAYS.times.match(line):
-            self._timed([(times[1], times[3], times[4])])
-        elif (argument := SAYS.argument.match(line)) and len(self.arguments) < COUNT.most_names:
-            self.arguments.setdefault(argument[1], SAYS.whence.sub("", argument[3].strip()))
-
     def _timed(self, clocks: list[tuple[str, str, str]]) -> None:
         for name, low, high in clocks:
             kept = self.times.setdefault(name.strip(), []) if len(self.times) < COUNT.most_names else None
@@ -264,20 +260,12 @@ class _TrainingReading:
         if program != "deepspeed" and (most := [s.memory_bytes for r in self.runs.get("deepspeed", []) for s in r.values()]):
             memory.setdefault(0, max(m or 0.0 for m in most))
         kept = f"the first {COUNT.most_steps:,} steps are told"
-        timers = [
-            ProgramTimer(name, *(median(side) for side in zip(*clock, strict=True))) for name, clock in self.times.items() if clock
-        ]
-        return TrainingLog(
-            program=program,
-            steps=_with_seconds([steps[n] for n in sorted(steps)], program, self.facts),
-            last=self.last,
-            restarts=len(runs) - 1,
-            arguments=self.arguments,
-            facts=self.facts,
-            timers=tuple(timers),
-            memory_bytes=memory,
-            notes=(Note("partial", f"{kept}; {self.dropped:,} more were left out"),) if self.dropped else (),
-        )
+        timed = [(name, clock) for name, clock in self.times.items() if clock]
+        timers = [ProgramTimer(name, *(median(side) for side in zip(*clock, strict=True))) for name, clock in timed]
+        timed_steps = _with_seconds([steps[n] for n in sorted(steps)], program, self.facts)
+        notes = (Note("partial", f"{kept}; {self.dropped:,} more were left out"),) if self.dropped else ()
+        read = self.arguments, self.facts, tuple(timers), memory
+        return TrainingLog(program, timed_steps, self.last, len(runs) - 1, *read, notes)
 
 
 def _clock(line: str) -> float | None:

@@ -30,9 +30,8 @@ def _other_samples(text: str) -> Iterator[Sample]:
 
 def _available_fields(printed: Mapping[str, str | None], unit: str = "") -> dict[str, str]:
     """Keep the fields that are available, and add the unit of memory where figures have none."""
-    available = {
-        path: words for path, words in printed.items() if words and words not in ("N/A", "Off", "[N/A]", "[Not Supported]")
-    }
+    missing = ("N/A", "Off", "[N/A]", "[Not Supported]")
+    available = {path: words for path, words in printed.items() if words and words not in missing}
     return {path: f"{words} {unit}" if unit and path.startswith("FB") else words for path, words in available.items()}
 
 
@@ -175,9 +174,8 @@ def looks_like_states(text: str) -> bool:
     if heading and SAYS.line.match(text[heading.end() :].lstrip("\r\n")[: COUNT.state_chars].split("\n")[0]):
         return True
     enough = sum(word in text for word in KNOWN) >= COUNT.least_words
-    return (enough and len({m[1] for m in SAYS.words.finditer(text)}) >= COUNT.least_words) or any(
-        True for _ in _other_samples(text)
-    )
+    worded = enough and len({m[1] for m in SAYS.words.finditer(text)}) >= COUNT.least_words
+    return worded or next(iter(_other_samples(text)), None) is not None
 
 
 def parse_states(text: str) -> States:
@@ -211,11 +209,7 @@ def _listed_gpus(text: str) -> Iterator[tuple[str, dict[str, str]]]:
             if match[3] is not None and len(gpus[-1][1]) < COUNT.most_lines:
                 gpus[-1][1]["/".join(above)] = match[3].strip()
     # Lines without a heading may be of the driver, and not of a GPU.
-    return (
-        (name, readings)
-        for name, readings in gpus
-        if name or any(f"/{word}/" in f"/{path}/" for path in readings for word in KNOWN)
-    )
+    return (gpu for gpu in gpus if gpu[0] or any(f"/{word}/" in f"/{path}/" for path in gpu[1] for word in KNOWN))
 
 
 def figure(fields: Mapping[str, str], *paths: str) -> float | None:
@@ -275,12 +269,8 @@ class Links:
 
     def and_then(self, later: "Links") -> "Links":
         """Return the links with what a later file reports of the same GPUs."""
-        return Links(
-            {**self.names, **later.names},
-            (*self.snapshots, *later.snapshots),
-            {**self.speeds, **later.speeds},
-            {**self.errors, **later.errors},
-        )
+        names, speeds, errors = {**self.names, **later.names}, {**self.speeds, **later.speeds}, {**self.errors, **later.errors}
+        return Links(names, (*self.snapshots, *later.snapshots), speeds, errors)
 
 
 @dataclass(frozen=True, slots=True)

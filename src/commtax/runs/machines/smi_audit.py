@@ -234,11 +234,8 @@ def audit_states(states: States, claim: Claim | None, name: str = "nvidia-smi -q
     faults = [(code, gpu, text) for gpu in states.samples for code, text in _faults(states, gpu)]
     often = Counter(code for code, _, _ in faults)
     findings = [counted_gpus(max(states.attached, len(states.samples)), claim)]
-    findings += [
-        Finding(Note(code, TITLES[code]), 0, often[code], reason=named_gpus([g for c, g, _ in faults if c == code])).judged()
-        for code in TITLES
-        if often[code]
-    ]
+    gpus_by_code = {code: named_gpus([gpu for c, gpu, _ in faults if c == code]) for code in TITLES if often[code]}
+    findings += [Finding(Note(code, TITLES[code]), 0, often[code], reason=who).judged() for code, who in gpus_by_code.items()]
     findings += [*_chips(states, claim), *(f for gpu in states.samples for f in _gpu_findings(gpu, states.last(gpu)))]
     buses = {gpu: states.last(gpu).get("PCI/Bus Id", "").removeprefix("00000000:") for gpu in states.samples}  # outlive the order
     named = {gpu: f"GPU {gpu} ({bus})" if bus else f"GPU {gpu}" for gpu, bus in buses.items()}
@@ -255,12 +252,8 @@ def audit_states(states: States, claim: Claim | None, name: str = "nvidia-smi -q
         causes.append(Cause("mixed", f"GPUs of one host differ: {who}", change=CHANGES["mixed"]))
     mig = {states.last(gpu).get("MIG Mode/Current", "") for gpu in states.samples} - {"", "N/A"}
     levels = {states.last(gpu).get("Performance State", "") for gpu in states.samples} - {""}
-    facts = {
-        "devices": ", ".join(filter(None, kinds)),
-        "gpus": str(len(states.samples)),
-        "MIG": ", ".join(sorted(mig)),
-        "performance states": ", ".join(sorted(levels)),
-    }
+    facts = {"devices": ", ".join(filter(None, kinds)), "gpus": str(len(states.samples)), "MIG": ", ".join(sorted(mig))}
+    facts["performance states"] = ", ".join(sorted(levels))
     stated = {name: value for name, value in facts.items() if value}
     return Section("state", (name,), tuple(findings), tuple(_notes(states)), causes=tuple(causes), facts=stated)
 

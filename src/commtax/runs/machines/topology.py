@@ -88,9 +88,8 @@ def audit_topology(matrices: Matrices, claim: Claim | None, name: str = "topolog
         notes += [*_unlinked(matrices, links), Note("topology", words), *_rows(links)]
     results += _no_peers(matrices)
     findings = tuple(x for x in results if isinstance(x, Finding))
-    return Section(
-        "topology", (name,), findings, tuple(notes), causes=tuple(x for x in results if isinstance(x, Cause)), facts=facts
-    )
+    causes = tuple(x for x in results if isinstance(x, Cause))
+    return Section("topology", (name,), findings, tuple(notes), causes=causes, facts=facts)
 
 
 def _fast(kind: str) -> bool:

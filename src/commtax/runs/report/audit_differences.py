@@ -160,19 +160,11 @@ def difference_document(d: Difference) -> Record:
     def changes(several: Iterable[FigureChange]) -> list[Record]:
         return [record("audit-change", change=c) for c in several]
 
-    made = record(
-        "audit-diff",
-        difference=d,
-        verdict="worse" if d.worse else "same or better",
-        summary=summary(d),
-        worse=[c.item for c in d.worse],
-        step=record("audit-change", change=d.step) if d.step else None,
-        parts=changes((*d.parts, *((d.hidden,) if d.hidden else ()))),
-        metrics=changes(d.metrics),
-        collectives=[_sent_change(c) for c in d.collectives],
-        kernels=changes(d.kernels),
-        runs={"a": _run(d.before), "b": _run(d.after)},
-    )
+    outcome = {"verdict": "worse" if d.worse else "same or better", "summary": summary(d), "worse": [c.item for c in d.worse]}
+    parts = {"parts": changes((*d.parts, *((d.hidden,) if d.hidden else ()))), "metrics": changes(d.metrics)}
+    parts |= {"collectives": [_sent_change(c) for c in d.collectives], "kernels": changes(d.kernels)}
+    step, runs = record("audit-change", change=d.step) if d.step else None, {"a": _run(d.before), "b": _run(d.after)}
+    made = record("audit-diff", difference=d, **outcome, step=step, **parts, runs=runs)
     return to_object(made)
 
 

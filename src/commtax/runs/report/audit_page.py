@@ -55,19 +55,12 @@ FINEST = 4096  # parts of a picture's width below which two intervals are one
 
 def audit_page(audited: Audit, command: str) -> Record:
     causes = words.other_causes(audited)[: words.MOST_CAUSES]
-    return {
-        "kind": "audit",
-        "command": command,
-        "title": words.headline(audited),
-        "ran": " ".join(words.job_lines(audited)),
-        "verdict": audited.verdict,
-        "culprit": " ".join(words.culprit_lines(audited)),
-        "causes": [{"said": c.said, "price": words.cost_words(c), "rest": words.change_lines(c), "share": c.share} for c in causes],
-        "charts": list(_charts(audited)),
-        "tables": [table for s in audited.sections for table in _tables(audited, s)],
-        "notes": [n for s in audited.sections for n in (words.title(s), *words.remarks(s), *words.fact_lines(s))]
-        + list(audited.notes),
-    }
+    heading = {"title": words.headline(audited), "ran": " ".join(words.job_lines(audited)), "verdict": audited.verdict}
+    shown = [{"said": c.said, "price": words.cost_words(c), "rest": words.change_lines(c), "share": c.share} for c in causes]
+    blame = {"culprit": " ".join(words.culprit_lines(audited)), "causes": shown, "charts": list(_charts(audited))}
+    tables = [table for s in audited.sections for table in _tables(audited, s)]
+    notes = [n for s in audited.sections for n in (words.title(s), *words.remarks(s), *words.fact_lines(s))]
+    return {"kind": "audit", "command": command, **heading, **blame, "tables": tables, "notes": [*notes, *audited.notes]}
 
 
 def _tables(audited: Audit, section: Section) -> list[Record]:
@@ -80,17 +73,9 @@ def difference_page(d: Difference, command: str) -> Record:
     first, *others = differences.summary(d)
     both = (("A", d.before), ("B", d.after))
     charts = [chart(s.measured, f"{name}, measured") for name, run in both if (s := _timed_section(run)) and s.measured]
-    return {
-        "kind": "diff",
-        "command": command,
-        "title": first,
-        "verdict": "disagree" if d.worse else "agree",
-        "culprit": " ".join(others),
-        "causes": [],
-        "charts": charts,
-        "tables": [_table(t) for t in differences.tables(d)],
-        "notes": list(differences.remarks(d)),
-    }
+    heading = {"title": first, "verdict": "disagree" if d.worse else "agree", "culprit": " ".join(others)}
+    shown = {"causes": [], "charts": charts, "tables": [_table(t) for t in differences.tables(d)]}
+    return {"kind": "diff", "command": command, **heading, **shown, "notes": list(differences.remarks(d))}
 
 
 def _table(table: TableCells) -> Record:
@@ -131,15 +116,10 @@ def chart(timeline: Timeline, name: str) -> Record:
     names = list(dict.fromkeys(r[4] for r in rows))
     place = {text: number for number, text in enumerate(names)}
     left_out = f" ({len(used) - len(lanes)} lanes more)" if len(used) > len(lanes) else ""
-    return {
-        "name": f"{name}, {format_seconds(timeline.span_s)}{left_out}",
-        "length": round(timeline.span_s * 1e9),
-        "lanes": [timeline.lanes[i] for i in lanes],
-        "kinds": timeline.kinds,
-        "names": names,
-        **{key: [r[at] for r in rows] for at, key in enumerate(("lane", "start", "duration", "kind_of"))},
-        "name_of": [place[r[4]] for r in rows],
-    }
+    name, length = f"{name}, {format_seconds(timeline.span_s)}{left_out}", round(timeline.span_s * 1e9)
+    drawn = {"lanes": [timeline.lanes[i] for i in lanes], "kinds": timeline.kinds, "names": names}
+    columns = {key: [r[at] for r in rows] for at, key in enumerate(("lane", "start", "duration", "kind_of"))}
+    return {"name": name, "length": length, **drawn, **columns, "name_of": [place[r[4]] for r in rows]}
 
 
 Interval = tuple[int, int, int, int, str]  # lane, start and duration in nanoseconds, kind, name

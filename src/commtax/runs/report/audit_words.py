@@ -40,9 +40,8 @@ TIMED = ("bench", "collectives")  # … that hold little but times, which are ne
 SOUND = "nothing in it is off"
 MOST_FIGURES = 3
 MOST_NAMED = 2  # that disagree, in the first line
-SAID = frozenset(
-    ("model", "chip", *SERVING_AXES, *(PARALLEL[axis].title for axis in SERVING_AXES))
-)  # codes of what files say of the run itself, not of its speed
+# Codes of what files say of the run itself, not of its speed.
+SAID = frozenset(("model", "chip", *SERVING_AXES, *(PARALLEL[axis].title for axis in SERVING_AXES)))
 WHOLE = 1000  # from which on figures have no fraction
 MOST_FACTS = 10  # in a note
 JOBS = ("trace", "flight")  # kinds of sections that tell who is to blame by themselves
@@ -128,10 +127,7 @@ def to_blame(culprit: Culprit, audited: Audit) -> str:
 
 
 def causes(audited: Audit) -> list[Cause]:
-    """Return the causes of all sections, the dearest first, and those without a price behind them in their order.
-
-    Of several files of a kind each cause says whose it is.
-    """
+    """Return the causes of all sections, the dearest first, then those without a price, each with its file if there are several."""
     by_file = ((_whose(s, audited), c) for s in audited.sections for c in s.causes)
     labelled = (replace(c, said=f"{file}{c.said}") if file else c for file, c in by_file)
     return sorted(labelled, key=lambda c: -c.cost_s if c.cost_s is not None and math.isfinite(c.cost_s) else 0.0)
@@ -279,9 +275,8 @@ def says_anything(section: Section) -> bool:
 
 
 def _culprit_words(culprit: Culprit) -> str:
-    return (
-        f"rank {culprit.rank} is the culprit ({culprit.kind})" if culprit.rank is not None else f"the culprit is a {culprit.kind}"
-    )
+    kind = culprit.kind
+    return f"the culprit is a {kind}" if culprit.rank is None else f"rank {culprit.rank} is the culprit ({kind})"
 
 
 def _counts(audited: Audit) -> str:

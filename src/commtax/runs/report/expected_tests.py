@@ -4,7 +4,7 @@ from commtax.judgement.collectives import IMPOSSIBLE, PASS, judge_test
 from commtax.report import tables
 from commtax.report.bills import STYLES, show_expectation
 from commtax.report.drawing import Console, Text, telling
-from commtax.runs.results.collective_audit import JudgedTests, JudgedTime
+from commtax.runs.results.collective_audit import JudgedTests
 from commtax.units import format_bytes, format_rate, format_seconds, plural
 from commtax.verbs.expecting import Expectation
 
@@ -19,25 +19,22 @@ def show_expectations(console: Console, judged: JudgedTests) -> None:
     for fault in judged.faults:
         tables.say(console, f"{fault.item}: {fault.reason}")
     if verdict != PASS:
-        _say_next(console, judged.telling)
+        e, measured_s = judged.telling.expected, judged.telling.row.seconds
+        rates = f"{format_rate(_measured_busbw(e, measured_s))} instead of {format_rate(e.busbw_Bps)}"
+        factor = f"{measured_s / float(e.seconds):.2f} x the expected time"
+        tables.say(console, f"{format_bytes(e.nbytes)} took {factor}: busbw {rates}")
+        if judged.telling.verdict == IMPOSSIBLE:
+            least = format_seconds(float(e.floor_s))
+            tables.say(console, f"{e.link} takes {least} at least: another size, group or cluster")
+        if measured_s > float(e.seconds):
+            way = f"{e.algorithm} over {e.link} is expected, not sockets or the host's memory"
+            tables.say(console, f"Next: NCCL_DEBUG=INFO tells which way was taken; {way}")
     columns = (">size", ">measured", ">expected", ">80% range", ">x expected", ">measured busbw", ">expected busbw", "verdict")
     rows = [_measured_cells(time.expected, time.row.seconds, word) for time, word in zip(times, verdicts, strict=True)]
     tables.show_table(console, columns, rows, ("80% range", "expected", "measured"))
     if telling(console).details:
         for time in times:
             show_expectation(console, time.expected, time.row.seconds)
-
-
-def _say_next(console: Console, time: JudgedTime) -> None:
-    """Say the ratio at the most telling size, and how to learn why it is off."""
-    e, measured_s = time.expected, time.row.seconds
-    rates = f"{format_rate(_measured_busbw(e, measured_s))} instead of {format_rate(e.busbw_Bps)}"
-    tables.say(console, f"{format_bytes(e.nbytes)} took {measured_s / float(e.seconds):.2f} x the expected time: busbw {rates}")
-    if time.verdict == IMPOSSIBLE:
-        tables.say(console, f"{e.link} takes {format_seconds(float(e.floor_s))} at least: another size, group or cluster")
-    if measured_s > float(e.seconds):
-        way = f"{e.algorithm} over {e.link} is expected, not sockets or the host's memory"
-        tables.say(console, f"Next: NCCL_DEBUG=INFO tells which way was taken; {way}")
 
 
 def _measured_busbw(e: Expectation, measured_s: float) -> float:

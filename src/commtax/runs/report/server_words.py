@@ -238,13 +238,19 @@ def exposition(seen: ServerAudit | None, looks: int, failures: int, last_success
 
 def _samples(seen: ServerAudit) -> Iterator[Sample]:
     state = state_of(seen)
-    for one in WORDS["states"]:
-        yield "state", {"state": one}, float(one == state)
+    yield from (("state", {"state": one}, float(one == state)) for one in WORDS["states"])
     if claim := seen.audited.claim:
         question = claim.question
         values = (question.model.key, question.cluster.key, question.engine.key, str(claim.tp))
         yield "claim_info", dict(zip(BAND["claim_labels"], values, strict=True)), 1.0
-    yield from _load_samples(seen)
+    run = seen.run
+    there = float(run.facts.get("mean concurrency", "0"))
+    for name, figure in (("in_flight", there), ("input_tokens", run.input_len), ("output_tokens", run.output_len)):
+        if figure:
+            yield "load", {"of": name}, figure
+    yield "load", {"of": "prefix_hit_share"}, run.hit_rate
+    if seen.window.seconds is not None:
+        yield "window_seconds", {}, seen.window.seconds
     for f in seen.findings:
         metric, _, statistic = f.code.partition("_")
         timed = metric in METRICS.values() and statistic in ("mean", "p99")
@@ -260,17 +266,6 @@ def _samples(seen: ServerAudit) -> Iterator[Sample]:
     for metric, ends in tail_bounds(seen.window.page).items():
         for bound, end in zip(("low", "high"), ends, strict=True):
             yield "measured_bucket_seconds", {"metric": metric, "statistic": "p99", "bound": bound}, end
-
-
-def _load_samples(seen: ServerAudit) -> Iterator[Sample]:
-    run = seen.run
-    there = float(run.facts.get("mean concurrency", "0"))
-    for name, value in (("in_flight", there), ("input_tokens", run.input_len), ("output_tokens", run.output_len)):
-        if value:
-            yield "load", {"of": name}, value
-    yield "load", {"of": "prefix_hit_share"}, run.hit_rate
-    if seen.window.seconds is not None:
-        yield "window_seconds", {}, seen.window.seconds
 
 
 def _labels(labels: Mapping[str, str]) -> str:

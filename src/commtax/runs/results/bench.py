@@ -75,9 +75,8 @@ def _find_results(text: str) -> Iterator[BenchmarkRun]:
     elif _is_sweep(text):
         rows = csv.DictReader((line for line in split_lines(text.lstrip()) if len(line) <= COUNT.longest_line), strict=False)
         for row in rows:
-            d: JsonObject = {
-                key: value if (n := number(value)) is None else n for key, value in row.items() if isinstance(key, str)
-            }
+            cells = ((key, value, number(value)) for key, value in row.items() if isinstance(key, str))
+            d: JsonObject = {key: value if n is None else n for key, value, n in cells}
             if any(number(d.get(column)) is not None for column in COLUMNS):
                 yield _serve(d)
     else:

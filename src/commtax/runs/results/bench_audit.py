@@ -139,9 +139,8 @@ def _rates(result: BenchmarkRun, judged: Judge | None = None) -> Iterator[Findin
             yield (judged(name, "", item, rate, "") if judged else None) or Finding(item, None, rate)
     if result.duration_s and result.tool != SERVER:
         yield Finding(Note("duration", "total time"), None, result.duration_s, "s")
-    for fact, title in BESIDE.items():
-        if value := result.facts.get(fact):
-            yield Finding(Note(fact, title), None, float(value))
+    stated = ((fact, title, result.facts.get(fact)) for fact, title in BESIDE.items())
+    yield from (Finding(Note(fact, title), None, float(value)) for fact, title, value in stated if value)
 
 
 def _judge_figure(
@@ -257,8 +256,7 @@ def _identities(result: BenchmarkRun) -> Iterator[Finding]:
 
 
 def _product_tolerance(result: BenchmarkRun) -> float:
-    """Bound how much a mean of products may miss the product of means: a mean over requests weighs short answers like long
-    ones, and while load grows or falls some are decoded slower than others."""
+    """Bound how much a mean of products may miss the product of means, since short answers weigh like long ones."""
     tpot = result.stats.get("tpot", {})
     spread = LEVEL.widest if result.spread is None else result.spread
     return tpot.get("std", 0.0) / tpot["mean"] * spread / math.sqrt(3) if tpot.get("mean") else 0.0
@@ -352,11 +350,5 @@ def _fits(result: BenchmarkRun, claim: Claim) -> bool:
     timed = result.kind != "throughput" and "mean" in result.stats.get(metric, {})
     paced = result.request_rate and math.isfinite(result.request_rate)
     clients = result.kind == "latency" or bool(result.concurrency and not paced)
-    return (
-        timed
-        and clients
-        and result.tool != SERVER
-        and not result.failed
-        and result.accepted <= 1
-        and isinstance(load_of(result, claim), BenchmarkLoad)
-    )
+    plain = result.tool != SERVER and not result.failed and result.accepted <= 1
+    return timed and clients and plain and isinstance(load_of(result, claim), BenchmarkLoad)

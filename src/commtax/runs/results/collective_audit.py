@@ -78,9 +78,8 @@ def _default_ranks(run: NcclTestsRun, place: Cluster) -> int:
     if run.op == "send-recv" or least > most or least <= place.num_gpus <= most:
         return 0 if run.op == "send-recv" else place.num_gpus
     possible = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-    raise Refusal(
-        f"ranks: busbw / algbw tell {possible} ranks, and {place.key} has {place.num_gpus:,} GPUs", "ranks", (str(least),)
-    )
+    why = f"busbw / algbw tell {possible} ranks, and {place.key} has {place.num_gpus:,} GPUs"
+    raise Refusal(f"ranks: {why}", "ranks", (str(least),))
 
 
 def judge_tests(
@@ -188,8 +187,7 @@ def _has_both_sides(run: NcclTestsRun) -> bool:
 
 
 def _headline(times: list[tuple[str, JudgedTime]], named: str, assumed: bool) -> Iterator[Note]:
-    """Note the largest size that is too slow, or on a guessed cluster the largest of all beside its prediction.
-    ``named``: the cluster that device names imply, without a claim."""
+    """Note the largest size that is too slow, or on the guessed cluster ``named`` the largest of all beside its prediction."""
     if times:
         op, time = times[telling_time([t.row.nbytes for _, t in times], ["" if assumed else t.verdict for _, t in times])]
         ratio = f"{time.row.seconds / float(time.expected.seconds):.2f} x"
@@ -200,8 +198,7 @@ def _headline(times: list[tuple[str, JudgedTime]], named: str, assumed: bool) ->
 
 
 def _cut_off_notes(tests: CollectiveTests) -> Iterator[Note]:
-    for test in tests.cut:
-        yield Note("partial", f"{test.op or 'a test'} is cut off: {missing_words(test)}")
+    yield from (Note("partial", f"{test.op or 'a test'} is cut off: {missing_words(test)}") for test in tests.cut)
     if not tests.runs and not tests.cut:
         yield Note("partial", "no row of a test's table is in this text: it tells no measurement")
 
@@ -242,9 +239,8 @@ def _reached_bandwidth(run: NcclTestsRun, ranks: int, place: Cluster | None) -> 
     again = max((r for r in run.rows if r.in_place_s), key=_in_place_Bps, default=best)
     if _in_place_Bps(again) > best.busbw_Bps * (1 + LEVEL.rounded):
         why = f"at {format_bytes(again.nbytes)}"
-        yield Finding(
-            Note("peak in place", f"{of}: best in place, GB/s"), None, _in_place_Bps(again) / 1e9, reason=why, remark=True
-        )
+        item = Note("peak in place", f"{of}: best in place, GB/s")
+        yield Finding(item, None, _in_place_Bps(again) / 1e9, reason=why, remark=True)
     small = [r.seconds for r in run.rows if r.nbytes <= COUNT.small_bytes]
     if small:
         yield Finding(Note("latency", f"{of}: least time of small tensors"), None, min(small), "s")
@@ -286,7 +282,14 @@ def _faults(run: NcclTestsRun, moved: bool, label: str) -> Iterator[Cause]:
         yield _cause("wrong-values", text)
     if not moved:
         return
-    if dip := _dip(run.rows):
+    best, worst, deepest = None, None, 1.0
+    for row in sorted(run.rows, key=lambda r: r.nbytes):
+        left = row.busbw_Bps / best.busbw_Bps if best and best.busbw_Bps else 1.0
+        if best and left < LEVEL.dip * deepest:
+            worst, deepest = (best, row), left
+        if best is None or row.busbw_Bps > best.busbw_Bps:
+            best = row
+    if dip := worst:
         before, at = dip
         text = f"{label}bandwidth falls from {format_rate(before.busbw_Bps)} at {format_bytes(before.nbytes)}"
         text += f" to {format_rate(at.busbw_Bps)} at {format_bytes(at.nbytes)}"
@@ -319,18 +322,6 @@ def _slow(run: NcclTestsRun, compared: tuple[Finding, ...], ranks: int, place: C
         text = f"{label}{format_bytes(row.nbytes)} reaches {reached} of bus bandwidth where {usual} is to be expected"
         look = LOOK.get(place.intra.kind, LOOK["any"]) if ranks <= place.domain else LOOK["between"]
         yield Cause("slow link", text, share=1 - share, change=look)
-
-
-def _dip(rows: tuple[NcclTestsRow, ...]) -> tuple[NcclTestsRow, NcclTestsRow] | None:
-    """Return the deepest fall below what smaller tensors reached, as both rows, or None."""
-    best, worst, deepest = None, None, 1.0
-    for row in sorted(rows, key=lambda r: r.nbytes):
-        left = row.busbw_Bps / best.busbw_Bps if best and best.busbw_Bps else 1.0
-        if best and left < LEVEL.dip * deepest:
-            worst, deepest = (best, row), left
-        if best is None or row.busbw_Bps > best.busbw_Bps:
-            best = row
-    return worst
 
 
 def _average(tests: CollectiveTests) -> Iterator[Finding]:

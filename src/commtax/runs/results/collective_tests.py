@@ -255,10 +255,8 @@ def _op(name: str) -> str:
 
 def _nccl(document: JsonObject) -> Iterator[str]:
     config = need_object(document.get("config", {}))
-    program = next(
-        (op for word in (*need_list(document.get("args", [])), document.get("collective", "")) if (op := _op(str(word)))), ""
-    )
-    if program:
+    words = (*need_list(document.get("args", [])), document.get("collective", ""))
+    if program := next((op for word in words if (op := _op(str(word)))), ""):
         yield f"# Collective test starting: {program}_perf"
     if "minimum_bytes" in config:
         step = f"{config['step_factor']}(factor)" if "step_factor" in config else f"{config.get('step_bytes', 0)}(bytes)"
@@ -280,8 +278,7 @@ def _rccl(documents: list[JsonObject]) -> Iterator[str]:
         return
     if program := _op(str(documents[0].get("name", ""))):
         yield f"# Collective test starting: {program}_perf"
-    for rank in range(need_whole(documents[0].get("ranks", documents[0].get("gpus", 0)))):
-        yield f"#  Rank {rank} Group 0"
+    yield from (f"#  Rank {rank} Group 0" for rank in range(need_whole(documents[0].get("ranks", documents[0].get("gpus", 0)))))
     ways: dict[tuple[str, ...], dict[int, JsonObject]] = {}
     for row in documents:
         key = str(row.get("numCycle", 0)), str(row.get("type", "")), str(row.get("redop", "")), str(row["size"])
@@ -366,17 +363,10 @@ def parse(text: str, name: str = "output") -> CollectiveTests:
     runs = parse_all(text, name, _mend_line)
     names, hosts = (tuple(dict.fromkeys(d[i] for d in devices.values() if d[i])) for i in (1, 0))
     cut = [test for test in tests.begun if test.is_cut]
-    return CollectiveTests(
-        runs,
-        _whole_names(names, text),
-        hosts,
-        min(max(devices, default=-1) + 1, COUNT.most_devices),
-        _ranks_on_one_gpu(buses),
-        version,
-        alone if alone > 1 else 0,
-        tuple(averages),
-        tuple(cut[-1:] if alone > 1 else cut),
-    )
+    ranks = min(max(devices, default=-1) + 1, COUNT.most_devices)
+    shared, ended = _ranks_on_one_gpu(buses), tuple(cut[-1:] if alone > 1 else cut)
+    alone = alone if alone > 1 else 0
+    return CollectiveTests(runs, _whole_names(names, text), hosts, ranks, shared, version, alone, tuple(averages), ended)
 
 
 def _lines(text: str) -> Iterator[tuple[str, str]]:
@@ -406,7 +396,12 @@ class _Tests:
         if named := NAMED.search(line):
             self._op = OPS[named[1].lower()]
         if row := SAYS.row.match(line) or (self.begun and self.begun[-1].rows and SAYS.half.match(line)):
-            self._row(float(row[0].split()[0]), line)
+            size = float(row[0].split()[0])
+            test, width = self._now, len(line.split())
+            whole = row_of(line) is not None and (not test.rows or width >= self._width)
+            test.half = 0.0 if whole else size
+            if whole:
+                test.rows, test.last, self._width = test.rows + 1, size, width
         elif (match := SAYS.header.search(line)) and len(self.begun) < COUNT.most_sizes:
             num_sizes = _sizes(int(match[1]), int(match[2]), int(match[3]), match[4] == "factor")
             self.begun.append(BegunTest(self._op, num_sizes, float(match[2])))
@@ -416,13 +411,6 @@ class _Tests:
             self._now.titled = True
         elif SAYS.ended.search(line) and self.begun:
             self.begun[-1].ended = True
-
-    def _row(self, size: float, line: str) -> None:
-        test, width = self._now, len(line.split())
-        whole = row_of(line) is not None and (not test.rows or width >= self._width)
-        test.half = 0.0 if whole else size
-        if whole:
-            test.rows, test.last, self._width = test.rows + 1, size, width
 
 
 def _whole_names(names: tuple[str, ...], text: str) -> tuple[str, ...]:

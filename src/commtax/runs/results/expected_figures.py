@@ -170,11 +170,7 @@ def _tokens(length: float | None) -> int | None:
 
 
 def predict_run(result: BenchmarkRun, load: BenchmarkLoad, claim: Claim) -> ExpectedFigures:
-    """Predict the figures of a result's load.
-
-    A server does not tell whether its clients wait for their answers before they ask again. Ranges of first tokens and of tails
-    hang on that, and hold both a closed loop of as many as were there and arrivals at random, where it would keep up with those.
-    """
+    """Predict the figures of a result's load, for a closed loop and for arrivals at random where a server does not tell which."""
     closed, whole = predict_figures(load, claim), result.seconds("e2el", "mean")
     rate = result.requests_per_s or (result.concurrency / whole if result.concurrency and whole else None)
     if result.tool != SERVER or load.batch is not None or not rate or rate <= LEVEL.least_rate:
@@ -399,7 +395,16 @@ def _blame_decode_step(
     """Find what could slow a decode step that much, and return the cause with its code and what to change."""
     batch, context = max(1, round(predicted.running)), predicted.load.prompt + predicted.load.answer // 2
     bill = claim.bill("decode", batch, context)
-    if likely := _nearest(times, claim, batch, context, float(bill.step_s)):
+    step_s = float(bill.step_s)
+    near = []
+    for suspect, question in _suspects(claim):
+        try:
+            slowed = float(replace(claim, question=question).bill("decode", batch, context).step_s) / step_s
+        except ValueError:  # such a plan is none here
+            continue
+        if slowed >= LEVEL.more and abs(times / slowed - 1) <= LEVEL.near:
+            near.append((abs(times / slowed - 1), suspect))
+    if likely := min(near, key=lambda one: one[0], default=(0.0, ""))[1]:
         code, text, change = WORDS["suspects"][likely]
         change = change.format(tp=claim.tp, dtype=claim.plan.weights_dtype)
         return replace(cause, code=code, said=f"{cause.said}, {text}", change=change)
@@ -411,19 +416,6 @@ def _blame_decode_step(
     spent = ", ".join(f"{name} {format_seconds(s)}" for name, s in parts.items() if s > 0)
     code = "host" if parts["host"] > LEVEL.small * float(bill.step_s) else "decode"
     return replace(cause, code=code, said=f"{cause.said} (a decode step should be {spent})", change=CHANGES[code])
-
-
-def _nearest(times: float, claim: Claim, batch: int, context: int, step_s: float) -> str:
-    """Return which suspected setting would make a step take that much longer, or ""."""
-    near = []
-    for suspect, question in _suspects(claim):
-        try:
-            slowed = float(replace(claim, question=question).bill("decode", batch, context).step_s) / step_s
-        except ValueError:  # such a plan is none here
-            continue
-        if slowed >= LEVEL.more and abs(times / slowed - 1) <= LEVEL.near:
-            near.append((abs(times / slowed - 1), suspect))
-    return min(near, key=lambda one: one[0], default=(0.0, ""))[1]
 
 
 def _suspects(claim: Claim) -> Iterator[tuple[str, Question]]:
@@ -492,7 +484,13 @@ def overload(result: BenchmarkRun) -> tuple[Cause, ...]:
     rate, answered = result.request_rate, result.requests_per_s
     if not rate or not math.isfinite(rate) or not answered or not falls_behind(rate, answered):
         return ()
-    first, piled = result.stats.get("ttft", {}), _piled_up_words(result)
+    peak, count, tpot = result.facts.get("peak concurrency", ""), result.requests or 0, result.stats.get("tpot", {})
+    tail = max(0.0, tpot["p99"] - tpot["median"]) / P99 if "p99" in tpot and "median" in tpot else 0.0
+    # The deviation as reported, else as the tail of a normal distribution implies.
+    slowed = tpot.get("std", tail) > LEVEL.uneven * tpot.get("mean", math.inf)
+    first, piled = result.stats.get("ttft", {}), ""
+    if not result.concurrency and count and slowed and peak and float(peak) >= LEVEL.piled * count:
+        piled = f", and {float(peak):,.0f} of its {count:,} requests were there at once"
     growth = first["late"] / first["early"] if first.get("early") and "late" in first else 0.0
     if not (growth > LEVEL.grows or piled or _lasts(result, rate, answered)):
         return ()
@@ -500,21 +498,6 @@ def overload(result: BenchmarkRun) -> tuple[Cause, ...]:
     most = f" with {result.concurrency:,.0f} at once at most" if result.concurrency else ""
     text = f"overloaded: answered {format_figure(answered)} of {format_figure(rate)} requests/s{most}{later}{piled}"
     return (Cause("overload", text, change=CHANGES["overload"]),)
-
-
-def _piled_up_words(result: BenchmarkRun) -> str:
-    """Describe that most requests of a run were concurrent and slowed each other, or return "".
-
-    A short run of long answers has many at once too, and then their tokens take the same time.
-    """
-    peak, count, tpot = result.facts.get("peak concurrency", ""), result.requests or 0, result.stats.get("tpot", {})
-    tail = max(0.0, tpot["p99"] - tpot["median"]) / P99 if "p99" in tpot and "median" in tpot else 0.0
-    slowed = tpot.get("std", tail) > LEVEL.uneven * tpot.get(
-        "mean", math.inf
-    )  # as reported, else as the tail of a normal distribution implies
-    if result.concurrency or not count or not slowed or not peak or float(peak) < LEVEL.piled * count:
-        return ""
-    return f", and {float(peak):,.0f} of its {count:,} requests were there at once"
 
 
 def _lasts(result: BenchmarkRun, rate: float, answered: float) -> bool:

@@ -156,19 +156,10 @@ def run_of(page: Exposition, window_s: float | None = None) -> BenchmarkRun:
     if window_s:
         each = {"duration": window_s, "request_throughput": requests and requests / window_s}
         fields |= {**each, "output_throughput": tokens[1] and tokens[1] / window_s}
-    return result(
-        "prometheus",
-        "serve",
-        fields,
-        stats,
-        lengths=lengths_of_requests(page),
-        concurrency=requests_in_flight(page, window_s),
-        accepted=_accepted(page),
-        spread=_spread_of_answers(page),
-        hit_rate=_hit_rate(page),
-        facts=dict(_facts(page)),
-        notes=tuple(_notes(page, window_s)),
-    )
+    load = {"lengths": lengths_of_requests(page), "concurrency": requests_in_flight(page, window_s)}
+    answers = {"accepted": _accepted(page), "spread": _spread_of_answers(page), "hit_rate": _hit_rate(page)}
+    facts, notes = dict(_facts(page)), tuple(_notes(page, window_s))
+    return result("prometheus", "serve", fields, stats, **load, **answers, facts=facts, notes=notes)
 
 
 def num_answered(page: Exposition) -> int | None:
@@ -204,8 +195,7 @@ def requests_in_flight(page: Exposition, window_s: float | None) -> float | None
 
 
 def _accepted(page: Exposition) -> float:
-    """Return the tokens of a request's step under speculative decoding. Each first token and each gap is a step. Drafts are not
-    made in every step, so accepted ones alone do not suffice. An engine that counts none reports a length instead."""
+    """Return the tokens of a request's step under speculative decoding, where each first token and each gap is a step."""
     if page.named("drafts") is None:
         return max(1.0, (page.named("accept_length") or 1.0) / page.num_engines)
     steps = sum(page.totals.get(f"{name}_count", 0.0) for name in ("time_to_first_token_seconds", GAPS[0]))

@@ -113,12 +113,8 @@ def audit_server(window: MetricsWindow, claim: Claim | None, name: str) -> Serve
     (prompt, answer), (usual_prompt, usual_answer) = map(lengths_of_requests, (window.page, window.whole))
     clients = (claim.batch if claim else None) or run.concurrency
     facts = dict(run.facts) | ({"mean concurrency": f"{run.concurrency:.3g}"} if run.concurrency else {})
-    run = replace(
-        run,
-        lengths=(prompt or usual_prompt, answer or usual_answer),
-        concurrency=max(1, round(clients)) if clients else None,
-        facts=facts,
-    )
+    lengths = prompt or usual_prompt, answer or usual_answer
+    run = replace(run, lengths=lengths, concurrency=max(1, round(clients)) if clients else None, facts=facts)
     if window.idle:
         idle = Section(KIND, (name,), (), tuple(_window_notes(window)), facts=run.facts)
         return ServerAudit(Audit(claim, (idle,)), run, window)
@@ -132,9 +128,8 @@ def audit_server(window: MetricsWindow, claim: Claim | None, name: str) -> Serve
     # Each tail behind the mean of its time.
     findings: list[Finding] = []
     for finding in judged.findings:
-        tails_of_metric = [
-            t for t in tails if t.code.partition("_")[0] == finding.code.partition("_")[0] and finding.code.endswith("_mean")
-        ]
+        metric, _, statistic = finding.code.partition("_")
+        tails_of_metric = [t for t in tails if t.code.partition("_")[0] == metric and statistic == "mean"]
         findings += [finding, *tails_of_metric]
     section = replace(judged, kind=KIND, findings=tuple(findings), notes=tuple(notes))
     return ServerAudit(Audit(claim, (section,)), run, window, predicted)

@@ -290,9 +290,8 @@ class _PrintedReader:
         """Return a label's meaning without a logger's prefix. Below the title of a metric a statistic may stand alone."""
         cut = [match.end() for match in SAYS.separated.finditer(label[-COUNT.longest_line :])]
         whole, last = label[-COUNT.longest_line :], label[-COUNT.longest_line :][cut[-1] if cut else 0 :]
-        for one in dict.fromkeys(
-            text.strip(FRAME) for text in (whole, last) if len(text) <= counts("runs.results.printed_runs").longest
-        ):
+        longest = counts("runs.results.printed_runs").longest
+        for one in dict.fromkeys(text.strip(FRAME) for text in (whole, last) if len(text) <= longest):
             meant = meaning(one)
             if meant.field:
                 return meant, value

@@ -88,10 +88,8 @@ def statistic_of(word: str, ranked: bool) -> str:
     return "median" if float(share) == 50 else f"p{float(share):g}"
 
 
-_TIMES, _RATES_OF, _COUNTS = (
-    {frozenset(text.split()): field for field, texts in LABELS[kind].items() for text in texts}
-    for kind in ("times", "rates_of", "counts")
-)
+_OF_KIND = (LABELS[kind].items() for kind in ("times", "rates_of", "counts"))
+_TIMES, _RATES_OF, _COUNTS = ({frozenset(text.split()): name for name, texts in kind for text in texts} for kind in _OF_KIND)
 
 
 def _meaning_of_words(words: frozenset[str], statistics: tuple[str, ...], unit_s: float | None, rate: bool) -> LabelMeaning:
@@ -185,9 +183,7 @@ def command_options(command: str) -> dict[str, str]:
 
 
 def _flags(command: str) -> Iterator[tuple[str, str]]:
-    for name, value in SAYS.assigned.findall(command):
-        if name in FLAGS:
-            yield FLAGS[name], value.strip("\"'")
+    yield from ((FLAGS[name], value.strip("\"'")) for name, value in SAYS.assigned.findall(command) if name in FLAGS)
     try:
         words = shlex.split(command)
     except ValueError:
@@ -308,7 +304,10 @@ def make_benchmark(run: PrintedRun, options: Mapping[str, str]) -> BenchmarkRun:
         if name in (*METRICS, "queue"):
             stats.setdefault(name, {})[statistic or "mean"] = value
     d: dict[str, object] = {key: run.one(name) for name, key in TABLE["printed"].items()}
-    d["completed"] = _requests(run)
+    per_s, duration = run.one("requests_per_s"), run.one("duration")
+    d["completed"] = next((count for name in ("requests", "all_requests") if (count := run.one(name)) is not None), None)
+    if d["completed"] is None and per_s and duration and per_s * duration < math.inf:
+        d["completed"] = float(round(per_s * duration))
     lengths = run.one("input_length"), run.one("output_length")
     d |= (split_tokens := _tokens(run, lengths))
     rate = run.one("request_rate")
@@ -351,13 +350,6 @@ def _llama_bench_result(run: PrintedRun, what: str, tokens: int, model: str) -> 
     lengths = (float(tokens), None) if what == "pp" else (None, float(tokens))
     facts = {"decode tokens/s": f"{rate:g}"} if what == "tg" else {"prompt tokens/s": f"{rate:g}"}
     return result("llama.cpp", "latency", {"model": model}, stats, batch=1, lengths=lengths, facts=facts)
-
-
-def _requests(run: PrintedRun) -> float | None:
-    """Return the answered requests as printed, else all of them, else their rate times the duration."""
-    rate, duration = run.one("requests_per_s"), run.one("duration")
-    counted = next((n for name in ("requests", "all_requests") if (n := run.one(name)) is not None), None)
-    return float(round(rate * duration)) if counted is None and rate and duration and rate * duration < math.inf else counted
 
 
 def _tokens(run: PrintedRun, lengths: tuple[float | None, float | None]) -> dict[str, object]:

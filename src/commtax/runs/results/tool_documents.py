@@ -117,11 +117,8 @@ def from_guidellm(d: JsonObject) -> Iterator[BenchmarkRun]:
 
 def _one(b: JsonObject, version: str, model: str) -> BenchmarkRun:
     metrics = object_of(b["metrics"])
-    stats = {
-        metric: s
-        for key, metric in GUIDELLM_NAMES.items()
-        if (s := _statistics(metrics, key, 1e-3 if key.endswith("_ms") else 1.0))
-    }
+    units = {key: 1e-3 if key.endswith("_ms") else 1.0 for key in GUIDELLM_NAMES}
+    stats = {metric: s for key, metric in GUIDELLM_NAMES.items() if (s := _statistics(metrics, key, units[key]))}
     totals = object_of(metrics.get("request_totals")) or object_of(object_of(b.get("run_stats")).get("requests_made"))
     requests = int(number(totals.get("successful")) or 0)
     prompt, answer = (_statistics(metrics, f"{side}_token_count", 1.0) for side in ("prompt", "output"))
@@ -132,9 +129,8 @@ def _one(b: JsonObject, version: str, model: str) -> BenchmarkRun:
     served = str(backend.get("model") or worker.get("model") or model)
     spread = spread_of(answer.get("mean"), answer.get("std"))
     lengths = prompt.get("mean"), answer.get("mean")
-    return result(
-        "guidellm", "serve", counts, stats, model=served, version=version, spread=spread, lengths=lengths, **_load(config)
-    )
+    about = {"model": served, "version": version, "spread": spread, "lengths": lengths}
+    return result("guidellm", "serve", counts, stats, **about, **_load(config))
 
 
 def _load(config: JsonObject) -> SentLoad:
@@ -179,7 +175,9 @@ def from_inferencex(d: JsonObject) -> BenchmarkRun:
         statistic, _, metric = key.partition("_")
         if metric in METRICS and (seconds := number(value)) is not None:
             stats.setdefault(metric, {})[statistic] = seconds
-    gpus, decoding = _gpus(d)
+    prefill, decode = (number(d.get(f"num_{part}_gpu")) or 0.0 for part in ("prefill", "decode"))
+    apart = decode and (_is_true(d, "disagg") or d.get("is_multinode") is True)  # prompts have GPUs that write no output
+    gpus, decoding = (prefill + decode, decode) if apart else (number(d.get("tp")) or decode,) * 2
     rates = {"total_token_throughput": ("tput_per_gpu", gpus), "output_throughput": ("output_tput_per_gpu", decoding)}
     whole = {name: each * count for name, (key, count) in rates.items() if count and (each := number(d.get(key)))}
     lengths = tuple(n * MEAN_LENGTH if (n := number(d.get(key))) else None for key in ("isl", "osl"))
@@ -189,16 +187,17 @@ def from_inferencex(d: JsonObject) -> BenchmarkRun:
     accepted = max(1.0, gap / token) if drafted and token else 1.0  # a step sends one chunk, and gaps are between chunks
     chunk_text = f"a step gives {accepted:.2f} tokens (ITL over TPOT)" if accepted > 1 else "how many a step gives is not told"
     notes = (Note("drafted", f"tokens were drafted: {chunk_text}"),) if drafted else ()
-    more = {"facts": _facts(d), "notes": notes, "concurrency": number(d.get("conc"))}
+    framework = str(d.get("framework") or "").lower()
+    engine = next((name for word, name in TABLE["inferencex_engines"].items() if word in framework), framework)
+    hardware = next((str(d[key]) for key in TABLE["hardware"] if isinstance(d.get(key), str)), "")
+    rate = {"tokens/s per GPU": f"{one:.2f}"} if (one := number(d.get("tput_per_gpu"))) else {}
+    named = rate | {"hardware": hardware, "engine": engine, "precision": d.get("precision"), "drafts": d.get("spec_decoding")}
+    image = str(d.get("image") or "").rpartition(":")[2]
+    named |= {"version": image.lstrip("v")} if image[:2].lstrip("v")[:1].isdigit() else {}
+    sizes = {axis: str(size) for axis, size in _sizes(d).items() if axis != "tp"} | _workers(d)
+    facts = {name: str(value)[:80] for name, value in (*named.items(), *sizes.items()) if value}
+    more = {"facts": facts, "notes": notes, "concurrency": number(d.get("conc"))}
     return result("inferencex", "serve", figures_of_run, stats, lengths=lengths, spread=SPREAD, accepted=accepted, **more)
-
-
-def _gpus(d: JsonObject) -> tuple[float, float]:
-    """Return the GPUs by which all tokens are divided, and those by which output is, 0 where the file omits them."""
-    prefill, decode = (number(d.get(f"num_{part}_gpu")) or 0.0 for part in ("prefill", "decode"))
-    if decode and (_is_true(d, "disagg") or d.get("is_multinode") is True):
-        return prefill + decode, decode
-    return (number(d.get("tp")) or decode,) * 2
 
 
 def _sizes(d: JsonObject, part: str = "") -> dict[str, int]:
@@ -220,18 +219,6 @@ def _workers(d: JsonObject) -> dict[str, str]:
         return {}
     ahead = {"tp": 1, "dp": 1, **_sizes(d, "prefill_")}
     return dict(zip(APART, map(str, (count, ahead["tp"], ahead["dp"], decode)), strict=True))
-
-
-def _facts(d: JsonObject) -> dict[str, str]:
-    framework = str(d.get("framework") or "").lower()
-    engine = next((name for word, name in TABLE["inferencex_engines"].items() if word in framework), framework)
-    hardware = next((str(d[key]) for key in TABLE["hardware"] if isinstance(d.get(key), str)), "")
-    rate = {"tokens/s per GPU": f"{each:.2f}"} if (each := number(d.get("tput_per_gpu"))) else {}
-    named = rate | {"hardware": hardware, "engine": engine, "precision": d.get("precision"), "drafts": d.get("spec_decoding")}
-    image = str(d.get("image") or "").rpartition(":")[2]
-    named |= {"version": image.lstrip("v")} if image[:2].lstrip("v")[:1].isdigit() else {}
-    sizes = {axis: str(size) for axis, size in _sizes(d).items() if axis != "tp"} | _workers(d)
-    return {name: str(value)[:80] for name, value in (*named.items(), *sizes.items()) if value}
 
 
 _BATCH_KEYS, _BATCH_TIMES = TABLE["batched"], ("latency", "total_latency", "prefill_latency")
@@ -298,11 +285,8 @@ def _throughput(rates: dict[str, float], options: dict[str, int]) -> Iterator[Be
     if not any(lengths) and rates.get("output"):
         answer = rates["output"] / rates["requests"]
         lengths = max(0.0, rates["total"] / rates["requests"] - answer) or None, answer
-    speeds = {
-        "requests_per_second": rates["requests"],
-        "tokens_per_second": rates["total"],
-        "output_throughput": rates.get("output"),
-    }
+    output = {"output_throughput": rates.get("output")}
+    speeds = {"requests_per_second": rates["requests"], "tokens_per_second": rates["total"], **output}
     totals = {"total_input_tokens": whole["prompt"], "total_output_tokens": whole["output"], "num_requests": requests}
     yield result("vllm", "throughput", {**options, **speeds, **totals}, duration_s=duration, request_rate=math.inf, lengths=lengths)
 
@@ -438,13 +422,9 @@ def _trtllm_result(labels: Mapping[str, str], stats: dict[str, dict[str, float]]
             stats.setdefault(metric, {}).setdefault("mean", mean * MS)
     rate, whole = figure("issue rate (req/sec)"), figure("total latency (ms)")
     figures = {"model": labels.get("model", ""), **{key: figure(label) for key, label in TRTLLM["figures"].items()}}
-    return result(
-        "trtllm",
-        "throughput" if rate is None or rate > LEVEL.limitless else "serve",
-        figures,
-        stats,
-        duration_s=whole * MS if whole else None,
-        request_rate=rate if rate and rate <= LEVEL.limitless else math.inf,
-        lengths=(figure("average input length (tokens)"), figure("average output length (tokens)")),
-        facts={name: labels[label] for label, name in TRTLLM["facts"].items() if label in labels and labels[label] != "None"},
-    )
+    limited = rate is not None and rate <= LEVEL.limitless
+    lengths = figure("average input length (tokens)"), figure("average output length (tokens)")
+    facts = {name: labels[label] for label, name in TRTLLM["facts"].items() if label in labels and labels[label] != "None"}
+    timed = {"duration_s": whole * MS if whole else None, "request_rate": rate if rate and limited else math.inf}
+    kind = "serve" if limited else "throughput"
+    return result("trtllm", kind, figures, stats, **timed, lengths=lengths, facts=facts)

@@ -32,10 +32,8 @@ def repeated_steps(trace: Trace) -> list[list[TraceStep]]:
     chosen = np.flatnonzero(line.lane == busiest)
     chosen = chosen[np.argsort(line.start_s[chosen], kind="stable")]
     called = sorted(trace.collectives, key=lambda c: c.start_s)
-    seen = [
-        ([line.name[i] for i in chosen.tolist()], line.start_s[chosen]),
-        ([f"{c.op} {c.nbytes} {c.group}" for c in called], np.array([c.start_s for c in called])),
-    ]
+    calls = [f"{c.op} {c.nbytes} {c.group}" for c in called], np.array([c.start_s for c in called])
+    seen = [([line.name[i] for i in chosen.tolist()], line.start_s[chosen]), calls]
     return [_steps(starts, length, line.finish_s) for names, starts in seen if (length := period_of(names)) > 1]
 
 
@@ -215,10 +213,7 @@ class TracedJob:
 
     @cached_property
     def synchronised(self) -> bool:
-        """Whether the ranks' clocks are known: they share collectives, or their own clocks show most messages at both ends.
-
-        Microbatches repeat: messages alone would agree with clocks that differ by one as well.
-        """
+        """Whether the ranks' clocks are known: they share collectives, or their own clocks show most messages at both ends."""
         if self.gathered or self.meetings is None:
             return self.gathered
         sent = sum(c.op == MESSAGE for t in self.traces for c in t.collectives)
@@ -316,8 +311,7 @@ class TracedJob:
         return np.bincount(at[at >= 0], weights=inside[at >= 0], minlength=len(begin))[: len(begin)]
 
     def _pauses(self, place: int, ends: Column) -> tuple[Column, Column, Column]:
-        """Return the pauses of compute, and how much of each no collective explains. A pause that ends soon behind a collective
-        has waited for it, and is the host's from there on; any other is the host's."""
+        """Return the pauses of compute, and how much of each is the host's: what no collective explains."""
         ran = self.covered[place]
         since, length = ran.compute.gaps
         until, ordered = since + length, np.concatenate([[-np.inf], np.sort(ends)])
@@ -327,10 +321,7 @@ class TracedJob:
         return since, until, np.maximum(behind, length - ran.comm.within(since, until))
 
     def paused_within(self, place: int) -> Column:
-        """Return for each common step the pauses of one rank that lie inside it and that no input explains.
-
-        Between steps a stage idles while others drain.
-        """
+        """Return for each common step the pauses of one rank that lie inside it and that no input explains."""
         since, until, free = self._pauses(place, spans(self.traces[place])[1])
         inside = (self.step_of(place, since) == self.step_of(place, until)) & ~self._for_input(place, since, until)
         return self._summed(place, since[inside], until[inside], free[inside])[self.common[place]]

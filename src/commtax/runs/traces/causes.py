@@ -454,7 +454,10 @@ def _idle(job: TracedJob) -> Iterator[Cause]:
     if cost < LEVEL.small * step_s or not trace.on_device:
         return
     whole_s = float(job.typical.usual("total_s")[place])  # ranks' steps may differ, and what idles is a part of this rank's
-    length, steps = _pauses(job, place), max(1, len(trace.steps))
+    since, gap = job.covered[place].anything.gaps
+    at = job.step_of(place, since)
+    lasts = np.minimum(gap, job.windows[place][1][np.maximum(at, 0)] - since)
+    length, steps = np.asarray(lasts[(at >= 0) & (lasts > 0)]), max(1, len(trace.steps))
     span = f"{span_of(job)} of rank {trace.rank}" if len(job.traces) > 1 else span_of(job)
     short = length[length < LEVEL.short_s]
     whose = f"the device of rank {trace.rank}" if len(job.traces) > 1 else "the device"
@@ -473,14 +476,6 @@ def _idle(job: TracedJob) -> Iterator[Cause]:
     longest = format_seconds(float(length.max())) if len(length) else "its whole length"
     text = f"{text}, in pauses of up to {longest}: it waits for the host or for data"
     yield cause("stall", text, cost, whole_s, span)
-
-
-def _pauses(job: TracedJob, place: int) -> Column:
-    """Return the lengths of a rank's device pauses, as far as they lie in steps."""
-    since, length = job.covered[place].anything.gaps
-    at = job.step_of(place, since)
-    lasts = np.minimum(length, job.windows[place][1][np.maximum(at, 0)] - since)
-    return np.asarray(lasts[(at >= 0) & (lasts > 0)])
 
 
 def _bubble(job: TracedJob) -> Iterator[Cause]:

@@ -37,9 +37,8 @@ def layer_notes(job: TracedJob) -> Iterator[Note]:
     counts = per_step(job)
     steps = len(job.traces[0].steps)
     work = {name: count / steps for (name, kind), (count, _) in named_work(job, 0).items() if kind == 0}
-    layer_counts = [
-        n for name, n in work.items() if SAYS.attention_block.search(name[:200]) and not SAYS.not_attention.search(name[:200])
-    ]
+    named = ((name[:200], n) for name, n in work.items())
+    layer_counts = [n for name, n in named if SAYS.attention_block.search(name) and not SAYS.not_attention.search(name)]
     layers = max(layer_counts, default=0.0)
     norms = sum(n for name, n in work.items() if SAYS.norm.search(name[:200]))
     sound = layers >= 1 and abs(layers - round(layers)) < 0.01 and (not norms or norms >= layers)
@@ -127,10 +126,7 @@ def work_of(name: str) -> str:
 
 
 def work_seconds(job: TracedJob, place: int, steps: Sequence[TraceStep]) -> Mapping[str, float]:
-    """Return the mean seconds of each kind of kernel in such steps of a rank, counting what runs side by side once.
-
-    A pause of a moment before the next kernel is the former's own: kernels are timed and priced as they follow each other.
-    """
+    """Return the mean seconds of each kind of kernel in such steps of a rank, a moment's pause before the next kernel included."""
     line, begin, end = job.traces[place].timeline, *np.array([(s.start_s, s.end_s) for s in steps]).T
     inside = np.flatnonzero((line.kind == KINDS.index("compute")) & (holding(np.column_stack((begin, end)), line.start_s) >= 0))
     lasted = line.end_s[inside] - line.start_s[inside]

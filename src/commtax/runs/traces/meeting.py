@@ -73,10 +73,7 @@ def align_clocks(ranks: int, together: Mapping[Pair, tuple[Column, Column]], loo
 
 
 def coinciding_offset(ours: Column, theirs: Column, usual: float = 0.0) -> float | None:
-    """Return the clock offset at which most ends coincide, the smallest of several, or None where too few do.
-
-    Microbatches repeat, so that many offsets are nearly as good: the usual one stays unless another is far better.
-    """
+    """Return the clock offset at which most ends coincide, the usual one unless another is far better, or None where too few do."""
     a, b = ours[: COUNT.most_ends], theirs[: COUNT.most_ends]
     if len(a) < 4 or len(b) < 4:
         return None
@@ -367,8 +364,7 @@ def _groups(lists: Sequence[_RankCollectives], key: Key, places: list[int]) -> I
 
 
 def _distances(ends: list[Column]) -> Column:
-    """Return how differently the time between collectives passes on each two ranks. Offsets of clocks do not matter: where ranks
-    share collectives, these times are the same."""
+    """Return how differently the time between collectives passes on each two ranks, whatever the offsets of their clocks."""
     count = min(COUNT.sampled, *(len(e) for e in ends))
     steps = np.array([np.diff(e[-count:]) for e in ends]) if count > 1 else np.zeros((len(ends), 1))
     return np.array([np.abs(steps - row).mean(axis=1) for row in steps])
@@ -443,9 +439,8 @@ class _Places:
         stage = np.concatenate([[0], np.cumsum(apart)])
         begins = np.concatenate([[0], np.flatnonzero(apart) + 1])
         numbers: dict[tuple[int, ...], int] = {}
-        numbered = [
-            [numbers.setdefault(c.members, len(numbers)) if len(c.members) == 2 else -1 for c in t.collectives] for t in traces
-        ]
+        members = ([c.members for c in t.collectives] for t in traces)
+        numbered = [[numbers.setdefault(two, len(numbers)) if len(two) == 2 else -1 for two in each] for each in members]
         return _Places(stage, np.arange(len(traces)) - begins[stage], [np.array(of_rank, dtype=int) for of_rank in numbered])
 
 

@@ -131,7 +131,15 @@ def slow_stages(job: TracedJob, accounts: Accounts) -> Iterator[Suspect]:
     step_s, usual = accounts.step_s, np.median(accounts.compute_s, axis=1, keepdims=True)
     relative_s = accounts.compute_s / np.maximum(usual, 1e-12)
     relative = relative_s - of_others(relative_s)
-    pace = _paces(job)
+    mine = [_lengths(job, at) for at in range(len(job.traces))]
+    shared = set.intersection(*(set(m) for m in mine)) if mine else set()
+    pace = np.ones(len(mine))
+    for at, lengths in enumerate(mine):
+        ratios = [lengths[n][0] / max(1e-12, float(np.median([m[n][0] for i, m in enumerate(mine) if i != at]))) for n in shared]
+        weights = np.array([lengths[n][1] for n in shared])
+        if ratios and len(mine) > 1:
+            order = np.argsort(ratios)
+            pace[at] = np.array(ratios)[order][np.searchsorted(np.cumsum(weights[order]), weights.sum() / 2)]
     for place, rank in enumerate(t.rank for t in job.traces):
         risen = rise(relative[place], LEVEL.slower, changed=True)
         if risen is not None:
@@ -145,20 +153,6 @@ def slow_stages(job: TracedJob, accounts: Accounts) -> Iterator[Suspect]:
             cost = float(np.median(accounts.compute_s[place])) * (1 - 1 / pace[place]) / step_s
             text = f"rank {rank}'s kernels take {pace[place] - 1:.0%} longer than those of the other stages"
             yield Suspect("slow rank", place, cost, 0, text)
-
-
-def _paces(job: TracedJob) -> Column:
-    """Return how long each rank's kernels take relative to the other ranks' (median over names, weighted by time)."""
-    mine = [_lengths(job, place) for place in range(len(job.traces))]
-    shared = set.intersection(*(set(m) for m in mine)) if mine else set()
-    pace = np.ones(len(mine))
-    for place, lengths in enumerate(mine):
-        ratios = [lengths[n][0] / max(1e-12, float(np.median([m[n][0] for i, m in enumerate(mine) if i != place]))) for n in shared]
-        weights = np.array([lengths[n][1] for n in shared])
-        if ratios and len(mine) > 1:
-            order = np.argsort(ratios)
-            pace[place] = np.array(ratios)[order][np.searchsorted(np.cumsum(weights[order]), weights.sum() / 2)]
-    return pace
 
 
 def _lengths(job: TracedJob, place: int) -> dict[str, tuple[float, float]]:
@@ -176,11 +170,7 @@ def _lengths(job: TracedJob, place: int) -> dict[str, tuple[float, float]]:
 
 
 def starved_stages(job: TracedJob, accounts: Accounts, first: Column, explained: bool) -> Iterator[Suspect]:
-    """Yield stages whose input comes late: what feeds them idles, their host asks late, or messages do not arrive.
-
-    Between steps a stage idles while others fill or drain the pipeline: pauses there are held against it only where they grow and
-    nothing else explains them (``explained``: something does, such as a slow link).
-    """
+    """Yield stages whose input comes late: what feeds them idles, their host asks late, or messages do not arrive."""
     step_s = accounts.step_s
     if not step_s > 0:
         return
@@ -243,8 +233,7 @@ def _undelivered_messages(job: TracedJob, starving: Column, computed: Column, ch
 
 
 def _late_handovers(job: TracedJob, accounts: Accounts, first: Column) -> Iterator[Suspect]:
-    """Yield a stage that begins later behind the one before than it used to. Constant delays may be the schedule. Each
-    rank's own clock serves, since an offset is the same in all steps."""
+    """Yield a stage that begins later behind the one before than it used to, by each rank's clock."""
     groups = stages(job)
     begun = np.array([np.mean([_first_compute(job, place) for place in group], axis=0) for group in groups])
     hops = sum_columns(np.diff(begun, axis=0), first) / accounts.step_s

@@ -172,15 +172,9 @@ def timeline_of(rows: Sequence[tuple[str, float, float, str, str]], kinds: tuple
     lane, start, end, kind, name = zip(*rows, strict=True) if rows else ((), (), (), (), ())
     lanes = tuple(dict.fromkeys(lane))
     codes = {name: i for i, name in enumerate(lanes)}
-    return Timeline(
-        lane=np.array([codes[x] for x in lane], dtype=int),
-        start_s=np.array(start, dtype=float),
-        end_s=np.array(end, dtype=float),
-        kind=np.array([kinds.index(k) for k in kind], dtype=int),
-        name=name,
-        lanes=lanes,
-        kinds=kinds,
-    )
+    codes_of_lanes, codes_of_kinds = ([codes[x] for x in lane], [kinds.index(k) for k in kind])
+    starts, ends = np.array(start, dtype=float), np.array(end, dtype=float)
+    return Timeline(np.array(codes_of_lanes, dtype=int), starts, ends, np.array(codes_of_kinds, dtype=int), name, lanes, kinds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,10 +248,8 @@ def mark_training(steps: Sequence[TraceStep], moments: Sequence[float] | Column)
     """Mark steps without a phase in whose host window training ran. Replays have no window, and any moment counts."""
     at = np.sort(np.asarray(moments, dtype=float))
     begin, end = (np.searchsorted(at, [step.host[i] for step in steps]) for i in (0, 1))
-    return [
-        replace(s, phase="train") if not s.phase and last > first else s
-        for s, first, last in zip(steps, begin.tolist(), end.tolist(), strict=True)
-    ]
+    trains = (end > begin).tolist()
+    return [replace(s, phase="train") if train and not s.phase else s for s, train in zip(steps, trains, strict=True)]
 
 
 def main_span(spans: Spans, host_s: Callable[[float, float], float] = lambda *_: 0.0) -> tuple[float, float, int]:
@@ -291,8 +283,7 @@ def middle(steps: Sequence[TraceStep]) -> list[TraceStep]:
 
 
 def extend_steps(steps: Sequence[TraceStep]) -> list[TraceStep]:
-    """Extend each step to the next (sampling, scheduling and loading of data are part of it), unless device and host both
-    rest for longer than the step took."""
+    """Extend each step to the next, unless device and host both rest for longer than the step took."""
     extended = []
     for step, following in pairwise(steps):
         on_host = following.host[0] - step.host[1] if math.isfinite(step.host[1]) else math.inf  # unknown for replays
@@ -333,10 +324,7 @@ def _tokens(text: str) -> tuple[int, int]:
 
 
 def graph_steps(launches: Iterable[tuple[float, Hashable, float, float]]) -> list[TraceStep]:
-    """Make steps of replayed graphs (launch, kernels, start, end of each), one of each shortest period that repeats.
-
-    A whole step in one graph has period 1; a graph for each piece of the model has as many as the model has pieces.
-    """
+    """Make steps of replayed graphs (launch, kernels, start, end of each), one of each shortest period that repeats."""
     replays = sorted(launches, key=lambda r: r[0])
     length = period([names for _, names, _, _ in replays])
     if not length:

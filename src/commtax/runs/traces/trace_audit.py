@@ -45,22 +45,11 @@ def audit_traces(traces: Sequence[Trace], claim: Claim | None, names: Sequence[s
     collectives, kernels, measured = collective_rows(job), kernel_rows(job), typical_step(job)
     spent = tuple((rank, used) for rank, _, used in typical_by_rank([s for s in steps if s.usual] or steps))
     findings, notes, usage = compare_with_claim(job, claim) if claim else (tuple(_step_findings(job, spent, sent)), (), spent)
-    return Section(
-        "trace",
-        tuple(names),
-        findings,
-        (*read, *place_notes(job.traces), *notes, *remarks, *layer_notes(job)),
-        usage if head.on_device else (),
-        causes(job, culprit, cost_s),
-        culprit,
-        steps,
-        collectives,
-        kernels,
-        facts,
-        measured,
-        sent if any(t.steps for t in job.traces) else None,
-        {name: phase for name in dict.fromkeys(row.name for row in steps) if (phase := phase_of(name))},
-    )
+    phases = {name: phase for name in dict.fromkeys(row.name for row in steps) if (phase := phase_of(name))}
+    notes = (*read, *place_notes(job.traces), *notes, *remarks, *layer_notes(job))
+    spent, shown = usage if head.on_device else (), sent if any(t.steps for t in job.traces) else None
+    rows = steps, collectives, kernels, facts, measured, shown, phases
+    return Section("trace", tuple(names), findings, notes, spent, causes(job, culprit, cost_s), culprit, *rows)
 
 
 def _step_findings(
@@ -76,7 +65,8 @@ def _step_findings(
     yield Finding(Note("step", named), None, float(np.mean([used.total_s for _, used in usage])), "s", reason=why)
     for op, count in sorted(per_step(job).items()):
         yield Finding(Note("count", f"{op}s per step"), None, count, of=op)
-        if (size := _bytes(sent, op)) is not None:
+        sizes = [s.nbytes for (kind, _), s in sent.items() if kind == op]
+        if (size := (None if None in sizes else float(sum(n or 0.0 for n in sizes)))) is not None:
             yield Finding(Note("bytes", f"{op} bytes per step"), None, size, "bytes", of=op)
         # The wires of the kind on the first rank: what other groups send may be of another size.
         head_calls = zip(head.collectives, job.waiting[0].tolist(), strict=True)
@@ -106,12 +96,6 @@ def _outside_findings(job: TracedJob) -> Iterator[Finding]:
             yield Finding(item, None, total, "s", reason=f"{format_seconds(inside)} of it in its steps")
 
 
-def _bytes(sent: Mapping[tuple[str, int], SentCollectives], op: str) -> float | None:
-    """Return the bytes of a usual step's collectives of a kind, or None where some carry no size."""
-    sizes = [s.nbytes for (kind, _), s in sent.items() if kind == op]
-    return None if None in sizes else float(sum(n or 0.0 for n in sizes))
-
-
 def _notes(job: TracedJob) -> Iterator[Note]:
     """Note how steps were found, clocks that differ, kernels that hold compute, and files that end early."""
     head = job.traces[0]
@@ -125,9 +109,7 @@ def _notes(job: TracedJob) -> Iterator[Note]:
         yield Note("fused", f"{number} collectives are fused with what follows ({which}): their time holds compute")
     if job.meetings and (most := max(abs(o) for o in offsets(job))) > LEVEL.skew_s:
         yield Note("clocks", f"clocks of the ranks differ by up to {format_seconds(most)}: aligned by what ends on all of them")
-    for t in job.traces:
-        if t.partial:
-            yield Note("partial", f"rank {t.rank}: {t.partial}")
+    yield from (Note("partial", f"rank {t.rank}: {t.partial}") for t in job.traces if t.partial)
 
 
 def offsets(job: TracedJob) -> list[float]:

@@ -80,18 +80,10 @@ def facts_of(name: str, args: JsonObject) -> EventFacts:
     counts = [args.get(key) if size is not None else None for key in ("In msg nelems", "Out msg nelems")]
     in_bytes, out_bytes = (None if size is None or count is None else need_number(count) * size for count in counts)
     inputs = zip(list_of(args.get("Input Dims")), list_of(args.get("Input type")), strict=False)
-    return EventFacts(
-        name=name,
-        collective=call_op(str(args.get("Collective name", ""))),
-        ranks=_ranks(name, args),
-        group=called if described in _UNDESCRIBED else described,
-        group_name=called,
-        members=_members(str(args.get("Process Group Ranks", ""))),
-        sized=sized,
-        in_bytes=in_bytes,
-        out_bytes=out_bytes,
-        tensors=() if sized else tuple(float(_elements(dims) * n) for dims, kind in inputs if dims and (n := _size(str(kind)))),
-    )
+    tensors = () if sized else tuple(float(_elements(dims) * n) for dims, kind in inputs if dims and (n := _size(str(kind))))
+    group, members = called if described in _UNDESCRIBED else described, _members(str(args.get("Process Group Ranks", "")))
+    collective = call_op(str(args.get("Collective name", "")))
+    return EventFacts(name, collective, _ranks(name, args), group, called, members, sized, in_bytes, out_bytes, tensors)
 
 
 def _ranks(name: str, args: JsonObject) -> int:
@@ -123,9 +115,7 @@ def _size(dtype: str) -> int | None:
 def _elements(dims: Json) -> int:
     """Return the elements of a tensor by its shape, or of a list of tensors."""
     shape = need_list(dims)
-    if shape and isinstance(shape[0], list):
-        return sum(map(_elements, shape))
-    return math.prod(map(need_whole, shape))
+    return sum(map(_elements, shape)) if shape and isinstance(shape[0], list) else math.prod(map(need_whole, shape))
 
 
 T = TypeVar("T")
@@ -215,10 +205,8 @@ class Rows:
 
     def extend(self, *columns: Column | list[int]) -> None:
         """Append many rows, or none of them where a number does not fit."""
-        added = [
-            array(kept.typecode, column.tobytes() if isinstance(column, np.ndarray) else column)
-            for kept, column in zip(self._columns.values(), columns, strict=True)
-        ]
+        raw = (column.tobytes() if isinstance(column, np.ndarray) else column for column in columns)
+        added = [array(kept.typecode, column) for kept, column in zip(self._columns.values(), raw, strict=True)]
         self.settle()
         for kept, column in zip(self._columns.values(), added, strict=True):
             kept.extend(column)

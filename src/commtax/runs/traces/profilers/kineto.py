@@ -182,8 +182,7 @@ class RankEvents:
         return devices
 
     def steps(self) -> list[TraceStep]:
-        """Return named steps, else those that repeated graph launches show, at the time when the device ran them, where the
-        trace holds their launches."""
+        """Return named steps, else those of repeated graph launches, as the device ran them where launches are traced."""
         rows = self.of(STEP)
         spans = zip(*(self.host[key][rows].tolist() for key in ("name", "start", "end")), strict=True)
         named = trace.mark_training(trace.named_steps([(self.names[n], start, end) for n, start, end in spans]), self.trained)
@@ -204,8 +203,7 @@ class RankEvents:
         """Return when the device ran what belongs together."""
 
         def host_s(begin: float, end: float) -> float:
-            """Return the host's time in a pause: before its step ends and outside calls that wait for the device, or all the time
-            until it launched what follows."""
+            """Return the host's time in a pause: in its step and outside calls that wait, or until it launched what follows."""
             until = min(end, host_end_s)
             free_s = until - begin - self._in_driver.seconds(begin, until) if until > begin else 0.0
             return max(free_s, self._unlaunched(rows, begin, end))
@@ -216,8 +214,7 @@ class RankEvents:
         return start, end
 
     def _unlaunched(self, rows: Column, begin: float, end: float) -> float:
-        """Return how long in a pause the device was idle because what ends it was not launched yet. A few kernels ahead of all
-        else in a trace do not count: the device may still run what came before them."""
+        """Return how long in a pause the device was idle for want of a launch, apart from the first few kernels of the trace."""
         starts, ends = self.device["start"][rows], self.device["end"][rows]
         behind = int(np.searchsorted(starts, end))
         until = min(end, float(self.launched_s[rows[behind]]))
@@ -262,8 +259,7 @@ class RankEvents:
 
     @cached_property
     def host_sent(self) -> Column:
-        """Rows of the host that are collectives: what process groups recorded and shared-memory calls, else torch's calls around
-        them. Beside a device only those of a library that has no kernels, and only where none ran on the device."""
+        """Rows of the host that are collectives, beside a device those of a library without kernels alone."""
         if self.on_device:
             hosted, calls = self._named(lambda name: name.startswith(_HOSTED)), self.of(CALL)
             return calls[:0] if len(self.kernels_sent) else calls[hosted[self.host["name"][calls]]]
@@ -303,9 +299,8 @@ class RankEvents:
         columns = [device[key][rows].tolist() for key in ("start", "end", "name", "facts", "lane")]
         launches, at = self.launch[rows].tolist(), self.launched_s[rows].tolist()
         replayed = self.graph[rows].tolist()
-        for start, end, number, number_of_facts, lane, launch, launched, graph, step in zip(
-            *columns, launches, at, replayed, within.tolist(), strict=True
-        ):
+        kernels = zip(*columns, launches, at, replayed, within.tolist(), strict=True)
+        for start, end, number, number_of_facts, lane, launch, launched, graph, step in kernels:
             calls = self._issuers.get(int(self.launches["thread"][launch])) if launch >= 0 else None
             around: list[tuple[int, int]] = []  # names and facts of the calls around the launch, innermost first
             if calls:
@@ -373,14 +368,11 @@ class RankEvents:
 
 def _edges(groups: Column) -> list[int]:
     """Return where each run of equal numbers begins, and where the last ends."""
-    if not len(groups):
-        return []
-    return [0, *(np.flatnonzero(groups[1:] != groups[:-1]) + 1).tolist(), len(groups)]
+    return [] if not len(groups) else [0, *(np.flatnonzero(groups[1:] != groups[:-1]) + 1).tolist(), len(groups)]
 
 
-_RANK = tuple(
-    map(re.compile, (r"rank[-_]?(\d{1,7})", r"(?:^|[^A-Za-z])TP[-_]?(\d{1,7})", r"(?:^|[^A-Za-z0-9])r(\d{1,7})(?![A-Za-z0-9])"))
-)
+_RANKED = (r"rank[-_]?(\d{1,7})", r"(?:^|[^A-Za-z])TP[-_]?(\d{1,7})", r"(?:^|[^A-Za-z0-9])r(\d{1,7})(?![A-Za-z0-9])")
+_RANK = tuple(map(re.compile, _RANKED))
 _HOST = re.compile(r"^(?P<host>[A-Za-z0-9][\w.-]*)_\d+\.\d{10,}\.pt\.trace\.json")  # torch.profiler.tensorboard_trace_handler
 
 
@@ -474,23 +466,12 @@ def _trace(
 ) -> Trace:
     steps = run.steps()
     collectives = run.collectives(steps)
-    return Trace(
-        rank=rank,
-        world=world,
-        origin_ns=run.origin_ns + _whole_number(head.get("baseTimeNanoseconds")),
-        on_device=run.on_device,
-        timeline=run.timeline(f"rank {rank}"),
-        collectives=tuple(collectives),
-        steps=tuple(steps),
-        issued=run.issued(),
-        device=_device(head, run.used_devices()) if run.on_device else None,
-        training=bool(len(run.trained)),
-        notes=(*notes, *_notes(run, collectives, steps)),
-        host=_host(head, name),
-        partial=partial,
-        replayed=float(run.graph.mean()) if len(run.graph) else 0.0,
-        gradients=gradients,
-    )
+    origin_ns = run.origin_ns + _whole_number(head.get("baseTimeNanoseconds"))
+    ran = run.timeline(f"rank {rank}"), tuple(collectives), tuple(steps), run.issued()
+    device, training = _device(head, run.used_devices()) if run.on_device else None, bool(len(run.trained))
+    notes, host = (*notes, *_notes(run, collectives, steps)), _host(head, name)
+    replayed = float(run.graph.mean()) if len(run.graph) else 0.0
+    return Trace(rank, world, origin_ns, run.on_device, *ran, device, training, notes, host, partial, replayed, gradients)
 
 
 def _whole_number(value: Json) -> int:
@@ -525,9 +506,8 @@ def _device(head: JsonObject, used: Counter[object]) -> Device | None:
     number = next((n for n, _ in used.most_common() if isinstance(n, int)), 0)
     props = next((d for d in listed if d.get("id") == number), listed[0])
     alike = sum(d.get("totalGlobalMem") == props["totalGlobalMem"] and d.get("name") == props.get("name") for d in listed)
-    return Device(
-        str(props.get("name", "")).strip(), need_number(props["totalGlobalMem"]), _whole_number(props.get("numSms")), alike
-    )
+    name, nbytes = str(props.get("name", "")).strip(), need_number(props["totalGlobalMem"])
+    return Device(name, nbytes, _whole_number(props.get("numSms")), alike)
 
 
 def _notes(run: RankEvents, collectives: Sequence[Collective], steps: Sequence[TraceStep]) -> Iterator[Note]:
@@ -591,18 +571,9 @@ def _lane_trace(lane: str, number: int, slices: Sequence[JsonObject]) -> Trace:
     if next(every, None):
         notes.append(Note("partial", f"'{lane}' has more than {COUNT.most_steps:,} steps: those are told"))
     number_in_name = re.search(r"(?:rank|stage) (\d{1,9})$", lane)
-    return Trace(
-        rank=int(number_in_name[1]) if number_in_name and not lane.startswith(("replica", "decode", "prompt")) else number,
-        world=0,
-        origin_ns=0,
-        on_device=True,
-        timeline=timeline_of(rows),
-        collectives=(),
-        steps=tuple(steps),
-        issued={},
-        training=any(e["cat"] in TRAINED for e in slices),
-        notes=tuple(notes),
-    )
+    copies = lane.startswith(("replica", "decode", "prompt"))
+    rank, training = int(number_in_name[1]) if number_in_name and not copies else number, any(e["cat"] in TRAINED for e in slices)
+    return Trace(rank, 0, 0, True, timeline_of(rows), (), tuple(steps), {}, training=training, notes=tuple(notes))
 
 
 def _span(event: JsonObject) -> tuple[float, float]:
@@ -629,20 +600,16 @@ def read_or_refuse(stream: FileStream) -> list[Trace]:
     traces = read_each(stream)
     if any(t.on_device or len(t.timeline.name) or t.steps or t.collectives for t in traces):
         return traces
-    there = sorted(_categories(stream))
+    categories: set[str] = set()
+    rest = b""
+    for piece in stream.pieces():
+        window = rest + piece
+        categories.update(match[1].decode(errors="replace") for match in _CATEGORY.finditer(window))
+        rest = window[-_OVERLAP:]
+        if len(categories) > 100:
+            break
+    there = sorted(categories)
     wanted = "kernel, gpu_memcpy, cpu_op or user_annotation, as the PyTorch profiler writes them"
     listed = ", ".join(there[:8]) + (" …" if len(there) > 8 else "") if there else "none"
     text = f"expected events of the categories {wanted}; found categories {listed}"
     raise Refusal(f"trace '{stream.path.name}': a Chrome trace without device kernels: {text}", "trace")
-
-
-def _categories(stream: FileStream) -> set[str]:
-    categories: set[str] = set()
-    rest = b""
-    for piece in stream.pieces():
-        text = rest + piece
-        categories.update(match[1].decode(errors="replace") for match in _CATEGORY.finditer(text))
-        rest = text[-_OVERLAP:]
-        if len(categories) > 100:
-            break
-    return categories

@@ -92,11 +92,8 @@ class _DeviceArguments(msgspec.Struct, gc=False):
 
 
 _EMPTY = msgspec.Raw(b"{}")
-_FactArguments = msgspec.defstruct(
-    "_FactArguments",
-    [(f"argument_{i}", msgspec.Raw, msgspec.field(default=NONE, name=key)) for i, key in enumerate(KEYS)],
-    gc=False,
-)
+_FACT_FIELDS = [(f"argument_{i}", msgspec.Raw, msgspec.field(default=NONE, name=key)) for i, key in enumerate(KEYS)]
+_FactArguments = msgspec.defstruct("_FactArguments", _FACT_FIELDS, gc=False)
 """What facts are made of, as text."""
 COUNT = counts(__name__)
 Typed = Event | ExactEvent
@@ -214,7 +211,17 @@ def _place(columns: Columns, numbers: CollectiveNumber, kind: int, events: Seque
         elif kind == LAUNCH:
             _place_launches(columns, kept, starts, ends)
         else:
-            _place_device_events(columns, numbers, kind, kept, starts, ends)
+            ran = [_RAN(args or _EMPTY) for args in kept.args]
+            lanes, names = columns.lanes, list(map(columns.names.__getitem__, kept.names))
+            places, correlations, facts = [], [], [0] * len(ran)
+            for i, one in enumerate(ran):
+                device, stream, correlation = one.device, one.stream, one.correlation
+                places.append(lanes[device, kept.pids[i] if device is None else device, kept.tids[i] if stream is None else stream])
+                correlations.append(UNTOLD if correlation is None else correlation)
+                if one.collective is not NONE or one.elements is not NONE or one.size is not NONE:
+                    facts[i] = numbers(kept.names[i], kept.args[i])
+            columns.mark_on_device()
+            columns.device.extend(starts, ends, names, [kind == COPY] * len(ran))
         columns.begun(int(starts.min()), len(starts))
     except WRONG:
         rows = zip(kept.names, starts.tolist(), ends.tolist(), kept.pids, kept.tids, kept.args, strict=True)
@@ -231,9 +238,8 @@ def _with_times(columns: Columns, kept: _EventColumns, exact: bool) -> tuple[_Ev
     lasting = np.array(kept.lasting)
     times = np.array(list(map(_number, kept.times)) if exact else kept.times)
     with np.errstate(invalid="ignore", over="ignore"):
-        sound = (
-            (times * 1000 > limits.EARLIEST_NS) & (times * 1000 < limits.LATEST_NS) & (np.abs(lasting) * 1000 < limits.LONGEST_NS)
-        )
+        since_ns, lasting_ns = times * 1000, np.abs(lasting) * 1000
+        sound = (since_ns > limits.EARLIEST_NS) & (since_ns < limits.LATEST_NS) & (lasting_ns < limits.LONGEST_NS)
     if None in kept.names:
         sound &= np.array([name is not None for name in kept.names])
     if not sound.all():
@@ -253,22 +259,6 @@ def _place_launches(columns: Columns, kept: _EventColumns, starts: Column, ends:
         numbers, threads = (list(compress(column, linked)) for column in (numbers, threads))
         starts, ends = starts[linked], ends[linked]
     columns.launches.extend(starts, ends, numbers, threads, correlations)
-
-
-def _place_device_events(
-    columns: Columns, collective_number: CollectiveNumber, kind: int, kept: _EventColumns, starts: Column, ends: Column
-) -> None:
-    ran = [_RAN(args or _EMPTY) for args in kept.args]
-    lanes, names = columns.lanes, list(map(columns.names.__getitem__, kept.names))
-    places, correlations, facts = [], [], [0] * len(ran)
-    for i, one in enumerate(ran):
-        device, stream, correlation = one.device, one.stream, one.correlation
-        places.append(lanes[device, kept.pids[i] if device is None else device, kept.tids[i] if stream is None else stream])
-        correlations.append(UNTOLD if correlation is None else correlation)
-        if one.collective is not NONE or one.elements is not NONE or one.size is not NONE:
-            facts[i] = collective_number(kept.names[i], kept.args[i])
-    columns.mark_on_device()
-    columns.device.extend(starts, ends, names, [kind == COPY] * len(ran))
 
 
 def _number(raw: msgspec.Raw) -> float:

@@ -174,9 +174,8 @@ def call_events(ranges: Sequence[NcclCall]) -> Iterator[JsonObject]:
             continue
         payload = call.payload
         ranks = sizes.get(payload.get(COMMUNICATOR, -1), 0)
-        args: JsonObject = (
-            {"Group size": ranks, "Process Group Name": f"{payload[COMMUNICATOR]:#x}"} if COMMUNICATOR in payload else {}
-        )
+        named = COMMUNICATOR in payload
+        args: JsonObject = {"Group size": ranks, "Process Group Name": f"{payload[COMMUNICATOR]:#x}"} if named else {}
         shares = ranks if op in SHARED else 1
         if SIZE in payload and shares and call.alone:
             whole = payload[SIZE] * shares
@@ -237,9 +236,8 @@ class Database:
         except FAILURES as error:
             if not self.broken and getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_CORRUPT:
                 self.broken = "the file is cut off or damaged"
-                self._connection.execute(
-                    "PRAGMA writable_schema = ON"
-                )  # fewer pages than its header states are no reason to give up
+                # Fewer pages than its header states are no reason to give up.
+                self._connection.execute("PRAGMA writable_schema = ON")
                 return self._fetch(sql)
             why = _error_line(error)
             raise Refusal(f"trace '{self.name}': an SQLite database that cannot be read ({why})", "trace") from None
@@ -330,18 +328,6 @@ def read(stream: FileStream) -> list[Trace]:
 
 
 def _traces(opened: Database, name: str) -> list[Trace]:
-    _judge(opened, name)
-    export = _Export(opened)
-    traces = (export.trace(place, number, name) for number, place in enumerate(export.places))
-    kept = [t for t in traces if t]
-    if not kept:
-        why = f" ({opened.broken})" if opened.broken else ""
-        raise Refusal(f"trace '{name}': an export of Nsight Systems without a kernel or a graph{why}", "trace")
-    return kept
-
-
-def _judge(opened: Database, name: str) -> None:
-    """Refuse what is no such export, and say what it is."""
     there = [" ".join(table.split()) for table in sorted(opened.tables)]
     if any(t.startswith(ROCPD) for t in there):
         convert = f"rocpd convert --output-format csv -i {name}"
@@ -354,6 +340,13 @@ def _judge(opened: Database, name: str) -> None:
         if opened.has(table) and not opened.has(table, "start", "end"):
             columns = " ".join(", ".join(sorted(opened.tables[table])[:8]).split())
             raise Refusal(f"trace '{name}': {table} has no columns start and end; found {columns}", "trace")
+    export = _Export(opened)
+    traces = (export.trace(place, number, name) for number, place in enumerate(export.places))
+    kept = [t for t in traces if t]
+    if not kept:
+        why = f" ({opened.broken})" if opened.broken else ""
+        raise Refusal(f"trace '{name}': an export of Nsight Systems without a kernel or a graph{why}", "trace")
+    return kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,7 +408,10 @@ class _Export:
         first = next(ran, None)
         if first is None:
             return None
-        calls = self._nccl(place)
+        calls = []
+        for called, start, end, thread, raw in self._named(place):
+            if match := NCCL_NAME.fullmatch(called):
+                calls.append(NcclCall(match[1], start, end, thread, payload_of(raw, self._schemas)))
         place_in_job = place_of_calls(calls)
         head: JsonObject = {"deviceProperties": list(self._gpus(place)), "baseTimeNanoseconds": self._began_ns}
         if place_in_job:
@@ -511,13 +507,6 @@ class _Export:
                 yield host_event("cpu_op", operator[1], (start, end), thread)
             elif not NCCL_NAME.fullmatch(name):
                 yield host_event("user_annotation", step_name(name), (start, end), thread)
-
-    def _nccl(self, place: GpuProcess) -> list[NcclCall]:
-        calls = []
-        for name, start, end, thread, raw in self._named(place):
-            if match := NCCL_NAME.fullmatch(name):
-                calls.append(NcclCall(match[1], start, end, thread, payload_of(raw, self._schemas)))
-        return calls
 
     def _notes(self, place: GpuProcess) -> Iterator[Note]:
         whole = sum(1 for _ in self._timed(GRAPH, place))

@@ -6,7 +6,7 @@ their launches tell (``--rccl-trace --hip-trace``). Columns came with the versio
 
 import csv
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -199,7 +199,12 @@ class _RocmProcess:
         kinds = _objects(strings.get("buffer_records"))
         symbols: dict[object, JsonObject] = {s["kernel_id"]: s for s in _objects(process.get("kernel_symbols"))}
         messages: dict[object, Json] = {m["key"]: m["value"] for m in _objects(strings.get("marker_api"))}
-        self._agents(_objects(process.get("agents")))
+        for gpu in _objects(process.get("agents")):
+            banks = _objects(gpu.get("mem_banks"))
+            nbytes = sum(need_whole(b.get("size_in_bytes", 0)) for b in banks if b.get("heap_type") in FRAME_BUFFERS)
+            if gpu.get("type") == GPU and nbytes:
+                about = {"id": str(_handle(gpu["id"])), "name": str(gpu.get("product_name") or gpu.get("name") or "")}
+                self.gpus.append({**about, "totalGlobalMem": nbytes, "numSms": gpu.get("cu_count", 0)})
         for record in _objects(records.get("kernel_dispatch")):
             info, stream = need_object(record["dispatch_info"]), _handle(record.get("stream_id"))
             symbol = symbols.get(info["kernel_id"], {})
@@ -216,15 +221,6 @@ class _RocmProcess:
                 message = messages.get(_correlation(record)) if library == "marker_api" else None
                 function = str(message if message is not None else _operation(record, kinds))
                 self.call(domain, function, record.get("thread_id"), _correlation(record), _span(record))
-
-    def _agents(self, agents: Iterable[JsonObject]) -> None:
-        """Describe GPUs as the PyTorch profiler does, where their memory is stated."""
-        for agent in agents:
-            banks = _objects(agent.get("mem_banks"))
-            nbytes = sum(need_whole(b.get("size_in_bytes", 0)) for b in banks if b.get("heap_type") in FRAME_BUFFERS)
-            if agent.get("type") == GPU and nbytes:
-                named = {"id": str(_handle(agent["id"])), "name": str(agent.get("product_name") or agent.get("name") or "")}
-                self.gpus.append({**named, "totalGlobalMem": nbytes, "numSms": agent.get("cu_count", 0)})
 
     def traces(self, name: str) -> list[Trace]:
         """Return one trace for each GPU that ran a kernel, or one of the calls where none did."""
