@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import lru_cache
 
 from commtax.catalog.foreign_names import find_device_chip
 from commtax.catalog.programs import programs
@@ -19,7 +18,6 @@ from commtax.launch.flags import (
     LOAD,
     TORCHRUN,
     FlagReading,
-    FlagTable,
     FlagValues,
     Launch,
     LaunchPlace,
@@ -68,9 +66,8 @@ def parse(text: str, source: str = "", wanted: Wanted | None = None, choice: str
     exported = [word for args in called if args[0] == "export" for word in args[1:] if word.partition("=")[0] in variables]
     launches = [launch for args in called if (launch := _command([*exported, *args], written))]
     if not launches:  # a file is not quoted: it may be one that was named by mistake
-        raise NothingLaunchedError(
-            f"from '{source or ' '.join(text.split())[:60]}': no launch command found ({_program_names()})", "from"
-        )
+        what = source or " ".join(text.split())[:60]
+        raise NothingLaunchedError(f"from '{what}': no launch command found ({_program_names()})", "from")
     return _join_launches(launches)
 
 
@@ -149,18 +146,13 @@ def _command(args: list[str], written: Mapping[str, str], served: DescribedServe
     return None
 
 
-@lru_cache(maxsize=1)
-def _starts() -> list[tuple[str, str, str, int]]:
-    starts = [(one.key, *start) for one in programs() for start in one.starts]
-    return [*starts, *(("torchrun", *start) for start in COMMON["torchrun"]["starts"])]
-
-
 def _program(args: list[str], at: int) -> tuple[str, int]:
     """Return the program that starts at a word, and how many words name it (0: none)."""
     word, following = args[at].rsplit("/", 1)[-1], args[at + 1] if at + 1 < len(args) else ""
-    for program, first, then, count in _starts():
-        if word == first and (following.startswith(then) if first == "-m" else following == then or not then):
-            return program, count
+    for program, starts in (*((one.key, one.starts) for one in programs()), ("torchrun", COMMON["torchrun"]["starts"])):
+        for first, then, count in starts:
+            if word == first and (following.startswith(then) if first == "-m" else following == then or not then):
+                return program, count
     return "", 0
 
 
@@ -187,11 +179,17 @@ def _read(
         reading.values["model"] = settings["model"]
     missing = [(name, value) for name, value in settings.items() if name != "model" and name not in reading.values]
     reading.take([f"--{flags.written[name]}={value}" for name, value in missing], flags)
-    for file, named in (("file", "--config"), ("balancer", "load_balancer")):  # the first may name the second
-        if file in reading.values:
-            _read_file(str(reading.values.pop(file)), named, written, flags, reading)
-    if (hosts := _srun(before)) and "nnodes" not in reading.values:
-        reading.values["nnodes"] = hosts
+    for field, named in (("file", "--config"), ("balancer", "load_balancer")):  # the first may name the second
+        if field in reading.values:
+            file = str(reading.values.pop(field))
+            text = written.get(file, written.get(file.rsplit("/", 1)[-1]))
+            if text is None and os.path.exists(file):
+                text = read_text(file, f"from: {named}")
+            reading.unread += [f"{named} {file} (no such file here)"] if text is None else []
+            reading.take([f"--{path}={value}" for path, value in settings_of(text or "")], flags)
+    behind = "".join(re.split(r"\b(?:srun|salloc)\b", " ".join(before), maxsplit=1)[1:])  # a job launcher in front
+    if (nodes := re.search(r"(?:-N|--nodes)[= ](\d{1,9})\b", behind)) and int(nodes[1]):
+        reading.values.setdefault("nnodes", int(nodes[1]))
     recognise(engine, reading)
     launch = make_launch(engine, reading, loose, env)
     refuse_misspelt(engine, launch.unread)
@@ -211,25 +209,6 @@ def from_settings(engine: str, settings: Mapping[str, str], version: str = "") -
     return _read(engine, [f"--{flag}={value}" for flag, value in words.items() if flag in flags], [], version, NO_FILES)
 
 
-def _srun(before: list[str]) -> int:
-    """Return how many hosts a job launcher in front requests, 0 where there is none."""
-    text = " ".join(before)
-    called = re.search(r"\b(?:srun|salloc)\b", text)
-    nodes = re.compile(r"(?:-N|--nodes)[= ](\d{1,9})\b").search(text, called.end()) if called else None
-    return int(nodes[1]) if nodes else 0
-
-
-def _read_file(name: str, named: str, written: Mapping[str, str], flags: FlagTable, reading: FlagReading) -> None:
-    """Read a YAML file of settings beside the command: ``a:`` / ``  b: 1`` is the flag ``a.b``."""
-    text = written.get(name, written.get(name.rsplit("/", 1)[-1]))
-    if text is None and os.path.exists(name):
-        text = read_text(name, f"from: {named}")
-    if text is None:
-        reading.unread.append(f"{named} {name} (no such file here)")
-        return
-    reading.take([f"--{path}={value}" for path, value in settings_of(text)], flags)
-
-
 def _split_torchrun(args: list[str], reading: FlagReading) -> tuple[str, list[str]]:
     """Read torchrun's flags, and return the program that it starts with that program's words."""
     at = 0
@@ -241,10 +220,10 @@ def _split_torchrun(args: list[str], reading: FlagReading) -> tuple[str, list[st
         at += 1 if equals or name in TORCHRUN_SWITCHES else 2
     program = args[at] if at < len(args) else ""
     started = [one for one in programs() if one.script]
-    for one in started:
-        flagged = one.script_flag and any(one.script_flag in flag_name(word) for word in args)
-        if re.search(one.script, program) or (flagged and not any(re.search(other.script, program) for other in started)):
-            return one.key, args[at + 1 :]
+    named = [one for one in started if re.search(one.script, program)]
+    flagged = (one for one in started if one.script_flag and any(one.script_flag in flag_name(word) for word in args))
+    if one := next(iter((*named, *flagged)), None):
+        return one.key, args[at + 1 :]
     rule = " nor ".join(one.script_named for one in started)
     raise Refusal(f"from: torchrun starts '{program}', which is neither {rule}", "from")
 
@@ -255,42 +234,37 @@ def _join_launches(launches: list[Launch]) -> Launch:
     servers = [x for x in launches if x is not bench] or launches
     ahead = [x for x in servers if x.servers.role == "prefill"]
     decoding = [x for x in servers if x.servers.role != "prefill"] or ahead
-    first = _count_equal_servers(decoding)
-    left = _other_servers(decoding, first)
+    first, left = _count_equal_servers(decoding)
     if ahead and first.servers.role == "decode":
-        prompts = _count_equal_servers(ahead)
-        left += _other_servers(ahead, prompts)
+        prompts, others = _count_equal_servers(ahead)
+        left += others
         tp, dp, count = int(prompts.options.tp or 1), int(prompts.options.dp or 1), prompts.servers.count
         first = replace(first, servers=replace(first.servers, prefill_tp=tp, prefill_dp=dp, prefill_workers=count))
     elif decoding is not ahead:
         left += ahead
     if left:
-        others = f"not in the answer: {len(left)} other server{'s' * (len(left) != 1)} beside it, of other sizes or settings"
-        first = replace(first, notes=(*first.notes, Note("other servers", others)))
+        remark = f"not in the answer: {len(left)} other server{'s' * (len(left) != 1)} beside it, of other sizes or settings"
+        first = replace(first, notes=(*first.notes, Note("other servers", remark)))
     if bench is None or bench in servers:
         return first
     load = {name: value for name, value in bench.options.items() if name in LOAD}
     return replace(first, options=FlagValues(_options_without_load(first) | load))
 
 
-def _other_servers(launches: list[Launch], first: Launch) -> list[Launch]:
-    """Return the servers that differ from the counted ones. Clients are no servers."""
-    return [x for x in launches if _common_part(x) != _common_part(first) and not _is_bench(x)]
-
-
 def _is_bench(launch: Launch) -> bool:
     return launch.client or bool(launch.options.concurrency or launch.options.request_rate)
 
 
-def _count_equal_servers(launches: list[Launch]) -> Launch:
-    """Return the first of several servers with the number of its equals. Parts of one job are one job."""
+def _count_equal_servers(launches: list[Launch]) -> tuple[Launch, list[Launch]]:
+    """Return the first of several servers with the number of its equals, and the others. Clients are no servers."""
     first = next((x for x in launches if not _is_bench(x)), launches[0])
     alike = [x for x in launches if _common_part(x) == _common_part(first)]
+    others = [x for x in launches if _common_part(x) != _common_part(first) and not _is_bench(x)]
     parts = (first.place.nnodes or 1) > 1 and bool(first.place.address)  # commands of one job meet at one address
     count = len({x.place.address for x in alike}) if parts else sum(x.servers.count for x in alike)
     if count < 2 or first.phase == "train":  # one job, whose hosts are all started by the same command
-        return first
-    return replace(first, servers=replace(first.servers, count=count), place=replace(first.place, devices=()))
+        return first, others
+    return replace(first, servers=replace(first.servers, count=count), place=replace(first.place, devices=())), others
 
 
 def _common_part(launch: Launch) -> Launch:

@@ -16,6 +16,7 @@ from itertools import combinations, takewhile
 from math import comb
 
 from commtax import catalog
+from commtax.catalog.loader import find
 from commtax.files import table
 from commtax.spec import Chip, Cluster, Link
 from commtax.statement import Note, Refusal
@@ -48,18 +49,9 @@ class NodeMatrix:
 
     def square(self) -> tuple[tuple[str, ...], ...]:
         """Return the marks between nodes, each pair by either's row."""
-
-        def mark(i: int, j: int) -> str:
-            row = self.rows.get(i, ())
-            return row[j] if j < len(row) else ""
-
         every = range(len(self.nodes))
-        return tuple(tuple(SELF if i == j else mark(i, j) or mark(j, i) or UNTOLD for j in every) for i in every)
-
-    def beyond(self) -> tuple[tuple[str, ...], ...]:
-        """Return the marks of each node towards network cards, none where its row is cut off."""
-        rows = (self.rows.get(i, ()) for i in range(len(self.nodes)))
-        return tuple(row[len(self.nodes) : self.num_columns] if len(row) >= self.num_columns else () for row in rows)
+        marks = {(i, j): mark for i, row in self.rows.items() for j, mark in enumerate(row)}
+        return tuple(tuple(SELF if i == j else marks.get((i, j)) or marks.get((j, i)) or UNTOLD for j in every) for i in every)
 
 
 def grids(text: str) -> Iterator[NodeMatrix]:
@@ -72,21 +64,16 @@ def grids(text: str) -> Iterator[NodeMatrix]:
         if SAYS.head.match(line):
             yield from _finished_matrices(columns, rows)
             columns, rows = SAYS.column.findall(SAYS.tail.split(line)[0])[: COUNT.most_nodes], {}
-        elif first and (cells := _cells(line[first.end() :])):
-            if first[1] in rows:
+        elif first:
+            marks, text, at = list[str](), line[first.end() :].upper(), 0
+            while (cell := SAYS.cell.match(text, at)) and len(marks) < COUNT.most_nodes:
+                marks.append(_ALIKE.get(cell[1], cell[1]))
+                at = cell.end()
+            if marks and first[1] in rows:
                 yield from _finished_matrices(columns, rows)
                 rows = {}
-            rows[first[1]] = cells
+            rows |= {first[1]: tuple(marks)} if marks else {}
     yield from _finished_matrices(columns, rows)
-
-
-def _cells(text: str) -> tuple[str, ...]:
-    """Return the marks at the beginning of a row, in one wording."""
-    marks, at = list[str](), 0
-    while (cell := SAYS.cell.match(text.upper(), at)) and len(marks) < COUNT.most_nodes:
-        marks.append(_ALIKE.get(cell[1], cell[1]))
-        at = cell.end()
-    return tuple(marks)
 
 
 def _finished_matrices(columns: list[str], rows: Mapping[str, tuple[str, ...]]) -> Iterator[NodeMatrix]:
@@ -155,10 +142,9 @@ class Topology:
 
     def groups(self, size: int, count: int) -> list[tuple[int, ...]]:
         """Return ``count`` disjoint groups, the best remaining one each time."""
-        left, chosen = set(range(self.num_gpus)), []
+        chosen: list[tuple[int, ...]] = []
         for _ in range(count):
-            chosen.append(self.best(size, left))
-            left -= set(chosen[-1])
+            chosen.append(self.best(size, set(range(self.num_gpus)) - {gpu for group in chosen for gpu in group}))
         return chosen
 
 
@@ -189,7 +175,9 @@ def topology_of(grid: NodeMatrix) -> Topology:
     for i, j in combinations(range(len(links)), 2):
         if len({row[at] for row, at in ((grid.rows.get(i, ()), j), (grid.rows.get(j, ()), i)) if at < len(row)}) > 1:
             raise Refusal(f"topo: {grid.nodes[i]} to {grid.nodes[j]} is {links[i][j]}, and back {links[j][i]}", "topo")
-    return Topology(links, grid.beyond(), grid.missing)
+    rows = (grid.rows.get(i, ()) for i in range(len(links)))  # towards network cards: none where a row is cut off
+    nics = tuple(row[len(links) : grid.num_columns] if len(row) >= grid.num_columns else () for row in rows)
+    return Topology(links, nics, grid.missing)
 
 
 def describe(matrix: Topology) -> str:
@@ -211,7 +199,7 @@ class PlacedCluster:
 
     @property
     def devices(self) -> str:
-        """Return what CUDA_VISIBLE_DEVICES should say, groups in the order of ranks."""
+        """What CUDA_VISIBLE_DEVICES should say, groups in the order of ranks."""
         return ",".join(str(i) for group in self.groups for i in group)
 
 
@@ -220,11 +208,8 @@ def nvlink_of(chip: Chip) -> Link:
     link = catalog.link(chip.intra)
     if link.kind == "nvlink":
         return link
-    for part in chip.key.split("-"):
-        try:
-            return catalog.link(f"nvlink-bridge-{part}")
-        except ValueError:
-            continue
+    if bridge := next(filter(None, (find("links", f"nvlink-bridge-{part}") for part in chip.key.split("-"))), ""):
+        return catalog.link(bridge)
     raise Refusal(f"topo: the matrix shows NVLink, and {chip.key} has none; does --cluster name the right chip?", "topo")
 
 

@@ -39,17 +39,16 @@ def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str])
 def complete(reading: FlagReading) -> None:
     """Name a drafter by its checkpoint, and take drafts without a method for the model's own."""
     words, method, name = reading.words, "speculative-config.method", "speculative-config.model"
-    if method not in words and name in words:
+    if name in words:
         kind = next((kind for kind in DRAFTERS if kind in words[name].value.lower()), "draft_model")
-        words[method] = WrittenWord(kind, words[name].written)
-    elif method not in words and "speculative-config.num-speculative-tokens" in words:
-        words[method] = WrittenWord("mtp", words["speculative-config.num-speculative-tokens"].written)  # the model's own
+        words.setdefault(method, WrittenWord(kind, words[name].written))
+    elif "speculative-config.num-speculative-tokens" in words:
+        words.setdefault(method, WrittenWord("mtp", words["speculative-config.num-speculative-tokens"].written))  # the model's own
 
 
 def write(job: LaunchJob) -> Command:
     args = ["vllm serve", model_id(job.question.model), *server_flags(job), *job.technique_flags.args]
-    command = Command(args) if job.hosts == 1 else _multi_host_command(job, args)
-    return job.with_techniques(command)
+    return job.with_techniques(Command(args) if job.hosts == 1 else _multi_host_command(job, args))
 
 
 def _multi_host_command(job: LaunchJob, args: list[str]) -> Command:
