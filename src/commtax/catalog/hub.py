@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from http.client import HTTPException, HTTPMessage
 from pathlib import Path
@@ -77,9 +78,7 @@ def _fetch_file(name: str, file_name: str) -> bytes:
     if not ADDRESS.fullmatch(place):
         raise LookupError("HF_ENDPOINT is no address: write https://HOST")
     try:
-        body, commit = _remember_failure(
-            place, OSError, lambda: _run_with_timeout(FETCH_SECONDS, lambda: _get(place, name, file_name))
-        )
+        body, commit = _remember_failure(place, OSError, lambda: _run_with_timeout(lambda: _get(place, name, file_name)))
     except OSError as error:
         raise LookupError(f"{place} cannot be reached ({_reason(error)}): {by_hand}") from None
     _keep(name, file_name, body, commit)
@@ -109,7 +108,6 @@ def _repository(name: str) -> Path:
 
 
 def _cached_file(name: str, file_name: str) -> Path | None:
-    """Return a file in the client's cache: of the commit that its ``main`` is."""
     with suppress(OSError, ValueError):
         commit = (_repository(name) / "refs" / "main").read_text(encoding="ascii").strip()
         path = _repository(name) / "snapshots" / commit / file_name
@@ -186,22 +184,17 @@ def _get(place: str, name: str, file_name: str) -> tuple[bytes, str]:
     return body, commit
 
 
-def _run_with_timeout(seconds: float, work: Callable[[], T]) -> T:
-    """Do it in so many seconds or give it up: names are resolved, and slow answers come, without a limit of their own."""
-    answers: list[T] = []
-    faults: list[Exception] = []
+def _run_with_timeout(work: Callable[[], T]) -> T:
+    """Do it in ``FETCH_SECONDS`` or give it up: names are resolved, and slow answers come, without a limit of their own."""
+    answer: Future[T] = Future()
 
     def run() -> None:
         try:
-            answers.append(work())
+            answer.set_result(work())
         except Exception as error:
-            faults.append(error)
+            answer.set_exception(error)
 
-    worker = threading.Thread(target=run, daemon=True)
-    worker.start()
-    worker.join(seconds)
-    if faults:
-        raise faults[0]
-    if not answers:
-        raise TimeoutError(f"no answer within {seconds:g} s")
-    return answers[0]
+    threading.Thread(target=run, daemon=True).start()
+    if not wait([answer], FETCH_SECONDS).done:
+        raise TimeoutError(f"no answer within {FETCH_SECONDS:g} s")
+    return answer.result()

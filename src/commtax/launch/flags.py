@@ -33,8 +33,7 @@ RULES = {
     "count": "a whole number is needed, such as 4096 or 32k",
     "share": "a fraction above 0 and at most 1 is needed",
     "ratio": "a fraction from 0 to 1 is needed",
-}
-"""What the kinds of values must be."""
+}  # what the kinds of values must be
 KINDS = (*RULES, "text", "several", "name", "on")
 PARSERS: Mapping[str, Callable[[str, str], float]] = {k: parse_count if k in ("int", "count") else parse_fraction for k in RULES}
 DASHES = "-–—"  # as word processors make them of "--"
@@ -71,7 +70,6 @@ class FlagTable:
 
 
 def _flags(rows: Mapping[str, Mapping[str, str]]) -> tuple[Flags, dict[str, str]]:
-    """Return the fields of flags, and the flag that each field is written by."""
     spelled = [(name, kind, flags.split()) for kind in KINDS for name, flags in rows.get(kind, {}).items()]
     flags = {flag.replace("_", "-"): (name, kind) for name, kind, spellings in spelled for flag in spellings}
     return flags, {name: spellings[0] for name, _, spellings in spelled}
@@ -222,23 +220,17 @@ def _pairs(args: list[str], flags: Flags) -> Iterator[tuple[str, str | None, str
         if not _is_flag(word):
             yield "", word, word
             continue
-        name, equals, value = word.partition("=")
-        name = flag_name(name)
-        kind = (flags.get(name) or QUIET.get(name) or ("", ""))[1]
-        words = list(takewhile(lambda one: not _is_flag(one), args[at:]))[
-            : 0 if equals else {"on": 0, "several": None}.get(kind, 1)
-        ]
+        flag, equals, value = word.partition("=")
+        kind = (flags.get(name := flag_name(flag)) or QUIET.get(name) or ("", ""))[1]
+        most = 0 if equals else {"on": 0, "several": None}.get(kind, 1)
+        words = list(takewhile(lambda one: not _is_flag(one), args[at:]))[:most]
         at += len(words)
         value = ",".join(words) if words else value
         yield name, value if equals or words else None, " ".join([word, *words])
 
 
 def flag_name(flag: str) -> str:
-    """Return a flag's name as tables have it.
-
-    >>> flag_name("--tp_size")
-    'tp-size'
-    """
+    """Return a flag's name as tables have it: ``tp-size`` for ``--tp_size``."""
     return flag.lstrip(DASHES).replace("_", "-")
 
 
@@ -306,10 +298,9 @@ class Launch:
 
     @property
     def num_gpus(self) -> int:
-        ahead = self.servers
-        return (
-            math.prod(self.axes[axis] for axis in AXES) * ahead.count + ahead.prefill_workers * ahead.prefill_tp * ahead.prefill_dp
-        )
+        all_of = self.servers
+        of_prompts = all_of.prefill_workers * all_of.prefill_tp * all_of.prefill_dp
+        return math.prod(self.axes[axis] for axis in AXES) * all_of.count + of_prompts
 
     def chunks_of(self, layers: int) -> int:
         """Return the chunks a rank of a model with so many layers, 0 where the command does not say."""

@@ -48,7 +48,6 @@ def _resource(version: str, kind: str, name: str, **content: Tree) -> Document:
 
 
 def _pool(deployment: DeployedPlan, pool: LaunchJob) -> Iterator[Document]:
-    """Yield the servers of a pool, and the Service by which they are reached."""
     name, labels = pool.named(deployment.name), {"app": deployment.name, **({"role": pool.role} if pool.role else {})}
     template = {"metadata": {"labels": labels}, "spec": pod(deployment, pool)}
     if pool.all_hosts > 1:  # groups of pods, each with a leader that clients talk to

@@ -72,7 +72,6 @@ def scheduler(deployment: DeployedPlan) -> str:
 
 
 def _plugins() -> str:
-    """Return the scheduler's own configuration for two pools."""
     named = [*PLUGINS["always"].split(), *PLUGINS["filters"].split(), *PLUGINS["scorers"].split()]
     handler = {"type": "disagg-profile-handler", "parameters": {"deciderPluginName": named[1]}}
     profiles = []

@@ -56,7 +56,6 @@ class DescribedServer:
 
 
 def _engines(part: str) -> dict[str, str]:
-    """Return engines by their ``names``, ``images``, ``kinds`` or ``keys`` in manifests."""
     return {word: one.key for one in programs() for word in getattr(one, part)}
 
 
@@ -90,9 +89,7 @@ def load_documents(text: str, source: str) -> list[Json]:
         raise Refusal(f"from{source}: longer than {MAX_SIGNS:,} signs of YAML; hand over the part that starts the server", "from")
     loader, text, depth = getattr(yaml, "CBaseLoader", yaml.BaseLoader), PLACE.sub("$TEMPLATED", text), 0
     try:
-        for event in yaml.parse(
-            text, Loader=loader
-        ):  # before anything is made of it: the parser's own stack has an end, and no guard
+        for event in yaml.parse(text, Loader=loader):  # before anything is made of it: the parser's stack has an end, and no guard
             kind = type(event).__name__
             depth += kind.endswith("StartEvent") - kind.endswith("EndEvent")
             if depth > MAX_DEPTH:
@@ -127,7 +124,6 @@ def _merge_tree(node: Json, seen: list[int], depth: int) -> Json:
 
 
 def _walk(node: Json, around: DescribedServer, key: str, looked: list[JsonObject]) -> Iterator[DescribedServer]:
-    """Yield the servers at and below a place."""
     if isinstance(node, list):
         for part in node:
             yield from _walk(part, around, key, looked)
@@ -180,7 +176,6 @@ def dash_key(name: str) -> str:
 
 
 def _server_inside(node: JsonObject, around: DescribedServer, key: str) -> DescribedServer:
-    """Return what a mapping says of the servers in it."""
     if (role := _role(node, key)) and key in ROLES:  # a pool of its own: sizes of the pool beside it are not its own
         around = replace(around, replicas=1, stated={k: v for k, v in around.stated.items() if k == "model"})
     ours, parts = _TABLE["parallelism"], [object_of(node.get(name)) for name in ("parallelism", "workerSpec")]
@@ -211,9 +206,8 @@ def _server_inside(node: JsonObject, around: DescribedServer, key: str) -> Descr
 def _role(node: JsonObject, key: str) -> str:
     """Return what a mapping serves by its labels and names: prefill, decode, or "" where it says neither."""
     labels = [object_of(part.get("labels")) for part in (node, object_of(node.get("metadata")))]
-    words: list[Json] = [
-        {"kv_producer": "prefill", "kv_consumer": "decode"}.get(str(object_of(node.get("lmcacheConfig")).get("kvRole")), "")
-    ]
+    cached = str(object_of(node.get("lmcacheConfig")).get("kvRole"))
+    words: list[Json] = [{"kv_producer": "prefill", "kv_consumer": "decode"}.get(cached, "")]
     words += [v for part in labels for k, v in part.items() if k.rpartition("/")[2] == "role"]
     words += [node.get(name) for name in ("subComponentType", "componentType", "type", "role", "name")] + [key]
     match = re.search("prefill|decode", " ".join(x for x in words if isinstance(x, str)), re.I)
@@ -238,7 +232,6 @@ def _model(node: JsonObject) -> str:
 
 
 def _engine(node: JsonObject) -> str:
-    """Return the engine that a key, or else an image, names."""
     words = [*map(node.get, ("engine", "modelCommand", "backendFramework")), object_of(node.get("modelFormat")).get("name")]
     named = [_engines("names").get(word.lower(), "") for word in words if isinstance(word, str)]
     keyed = [engine for key, engine in _engines("keys").items() if key in node]
@@ -303,13 +296,11 @@ def server_settings(engine: str, around: Mapping[str, str], env: dict[str, str])
 
 
 def _number(node: Json, name: str) -> int:
-    """Return a whole number under a key, 0 where there is none."""
     text = node.get(name, "") if isinstance(node, dict) else ""
     return int(text) if isinstance(text, str) and re.fullmatch(r"[0-9]{1,6}", text) else 0
 
 
 def _gpus(node: JsonObject) -> int:
-    """Count the GPUs of a host that resources ask for."""
     if count := _number(node, "requestGPU"):
         return count
     stated = node.get("resources")

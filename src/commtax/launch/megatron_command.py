@@ -90,8 +90,8 @@ def stages(text: str) -> list[str]:
             letters[len(letters) - unit :] = last * times
             unit = 0
         elif token not in ", '\"":
-            known = "E, t, m, L, |, (…) and *n are known"
-            raise Refusal(f"from: pipeline-model-parallel-layout '{text:.40}': {known}, not '{token}'", "from")
+            rule = "E, t, m, L, |, (…) and *n are known"
+            raise Refusal(f"from: pipeline-model-parallel-layout '{text:.40}': {rule}, not '{token}'", "from")
     return "".join(letters).split("|")
 
 
@@ -163,7 +163,6 @@ def _attention(model: Model) -> list[str]:
 
 
 def _feed_forward(model: Model) -> list[str]:
-    """Return the flags for the widths of dense layers and of experts, and for which layers have which."""
     kinds = [f for i in model.layers if (f := model.blocks[i].ffn)]
     dense = next((f for f in kinds if isinstance(f, Mlp)), None)
     last, experts = kinds[-1], model.experts

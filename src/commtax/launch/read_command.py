@@ -13,18 +13,8 @@ from dataclasses import replace
 from commtax.catalog.foreign_names import find_device_chip
 from commtax.catalog.programs import programs
 from commtax.files import ELSEWHERE, read_text
-from commtax.launch.flags import (
-    COMMON,
-    LOAD,
-    TORCHRUN,
-    FlagReading,
-    FlagValues,
-    Launch,
-    LaunchPlace,
-    flag_name,
-    flags_of,
-    make_launch,
-)
+from commtax.launch import flags as flag_tables
+from commtax.launch.flags import COMMON, LOAD, FlagReading, FlagValues, Launch, LaunchPlace, flag_name, flags_of, make_launch
 from commtax.launch.manifest import DescribedServer, is_manifest, server_settings, settings_of
 from commtax.launch.manifest import read as read_manifest
 from commtax.launch.read_techniques import recognise, refuse_misspelt
@@ -103,7 +93,6 @@ def _read_servers(text: str, source: str, wanted: Wanted | None, choice: str) ->
 
 
 def _server(served: DescribedServer, files: Mapping[str, str]) -> Launch | None:
-    """Return the launch of one container, or None where it starts nothing that we read."""
     script, written = split_here_documents(served.script)
     calls = list(commands(script)) if served.script else [list(served.words)]
     for call in calls:
@@ -126,7 +115,6 @@ def _server(served: DescribedServer, files: Mapping[str, str]) -> Launch | None:
 
 
 def _command(args: list[str], written: Mapping[str, str], served: DescribedServer | None = None) -> Launch | None:
-    """Return the launch of one command, or None where it starts something else."""
     images = {one.image: one.key for one in programs() if one.image}
     image = served.image if served else next((w for w in args if any(i in w for i in images) and not w.startswith("-")), "")
     official = any(i in image for i in images)
@@ -215,8 +203,8 @@ def _split_torchrun(args: list[str], reading: FlagReading) -> tuple[str, list[st
     while at < len(args) and args[at].startswith("-"):
         flag, equals, value = args[at].partition("=")
         name = flag_name(flag)
-        if name in TORCHRUN.flags:
-            reading.values[TORCHRUN.flags[name][0]] = value or (args[at + 1] if at + 1 < len(args) else "")
+        if name in flag_tables.TORCHRUN.flags:
+            reading.values[flag_tables.TORCHRUN.flags[name][0]] = value or (args[at + 1] if at + 1 < len(args) else "")
         at += 1 if equals or name in TORCHRUN_SWITCHES else 2
     program = args[at] if at < len(args) else ""
     started = [one for one in programs() if one.script]

@@ -12,28 +12,15 @@ from commtax.catalog.programs import program, programs
 from commtax.catalog.technique_flags import flag_words
 from commtax.catalog.techniques import default_of, techniques
 from commtax.files import table
-from commtax.launch.flags import (
-    COMMON,
-    DASHES,
-    QUIET,
-    RULES,
-    FlagReading,
-    Value,
-    WrittenWord,
-    command_of,
-    flag_name,
-    flags_of,
-    usual_key,
-)
+from commtax.launch.flags import COMMON, DASHES, QUIET, RULES, FlagReading, WrittenWord, command_of, flag_name, flags_of, usual_key
 from commtax.options import options
 from commtax.records import dataclass
 from commtax.spec import Technique
 from commtax.statement import COSTLY, STRANGE, Note, Refusal
 from commtax.units import parse_count
 
-OFF = ("false", "0", "no", "off", "none", "null", "~", "auto", "default", "")
-"""Words that leave a technique off, or to the engine."""
-FieldValues = dict[str, Value]
+OFF = ("false", "0", "no", "off", "none", "null", "~", "auto", "default", "")  # words that leave a technique off, or to the engine
+FieldValues = dict[str, int | float | str | bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +226,6 @@ def nearest_flags(engine: str, name: str) -> list[str]:
 
 @lru_cache(maxsize=8)
 def _flags_with_effect(engine: str) -> Mapping[str, None]:
-    """Return the flags of an engine that change an answer, keys below them with their path."""
     keys = [word.key for one in techniques().values() for word in flag_words(one.flags.get(engine, "")) if word.kind == "flag"]
     table = flags_of(engine)
     return dict.fromkeys(name for name in (*table.flags, *table.technique_flags, *table.same, *keys) if name[0] != "$")
@@ -274,7 +260,6 @@ def _is_slip(name: str, flag: str) -> bool:
 
 
 def _mistakes(name: str, flag: str) -> int:
-    """Return how many letters were dropped, added, replaced or swapped with the next one."""
     rows = [list(range(len(flag) + 1))]
     for i, a in enumerate(name, 1):
         row = [i]

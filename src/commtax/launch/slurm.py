@@ -74,7 +74,6 @@ def _head(name: str, hosts: int, gpus: int) -> list[str]:
 
 
 def _srun(hosts: range) -> str:
-    """Return a step on some of the job's hosts, beside the steps of other servers."""
     return f"srun --overlap --nodes={len(hosts)} --ntasks={len(hosts)} --nodelist={_listed(hosts)}"
 
 

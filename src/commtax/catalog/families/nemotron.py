@@ -7,8 +7,7 @@ from commtax.catalog.families.parts import MAX_LAYERS, MAX_PREDICTIONS, STATES, 
 from commtax.spec import Attention, Block, Experts, Extra, Mamba2, Mlp, Model
 
 KINDS = {"M": "M", "E": "E", "*": "*", "-": "-", "mamba": "M", "linear_attention": "M", "moe": "E", "attention": "*"}
-KINDS |= {"full_attention": "*", "mlp": "-"}
-"""Names of the kinds of layers: letters of a pattern, or words of a list."""
+KINDS |= {"full_attention": "*", "mlp": "-"}  # names of the kinds of layers: letters of a pattern, or words of a list
 WIDTH_STEP = 256  # widths that a multiple of the hidden one gives are rounded up to this (Nemotron-NAS)
 
 
@@ -28,7 +27,6 @@ def _nemotron_h(c: Fields) -> Model:
 
 
 def _pattern(c: Fields, words: str, letters: str) -> list[str]:
-    """Return the kinds of layers in order, as letters."""
     listed = c.get(words) or c.get("layer_types" if words == "layers_block_type" else letters) or c.get(letters)
     entries = [e for e in listed if e != "|"] if isinstance(listed, (list, str)) else []
     if len(entries) > MAX_LAYERS or not all(isinstance(e, str) and e in KINDS for e in entries):
@@ -38,7 +36,6 @@ def _pattern(c: Fields, words: str, letters: str) -> list[str]:
 
 
 def _block(c: Fields, kind: str) -> Block:
-    """Return one norm, and the single part that a layer has."""
     if kind in "M*":
         return Block(_mamba(c) if kind == "M" else _attention(c), None, 1)
     return Block(None, _experts(c) if kind == "E" else Mlp(c.need("intermediate_size"), gated=False, bias=c.flag("mlp_bias")), 1)
@@ -73,18 +70,15 @@ def _pruned_block(c: Fields, entry: object) -> Block:
     parts = entry if isinstance(entry, Mapping) else {}
     attention, ffn = (part if isinstance(part, Mapping) else {} for part in (parts.get("attention"), parts.get("ffn")))
     straight = sum(bool(part.get("replace_with_linear")) for part in (attention, ffn))
-    mixer = None if attention.get("no_op") or attention.get("replace_with_linear") else _grouped_attention(c, attention)
+    mixer = None
+    if not attention.get("no_op") and not attention.get("replace_with_linear"):
+        each, count = c.inside(attention).need("n_heads_in_group"), c.need("num_attention_heads")
+        window = c.inside(attention).number("window_length", 0)
+        mixer = replace(heads(c.with_(num_key_value_heads=max(1, count // each)), bias=False), window=window)
     mlp = None if ffn.get("no_op") or ffn.get("replace_with_linear") else Mlp(_width(c, c.inside(ffn)))
     norms = sum(not part.get("no_op") for part in (attention, ffn))
     hidden = c.need("hidden_size")
     return Block(mixer, mlp, norms, tuple(Extra(f"linear_{i}.weight", (hidden, hidden), part="mlp") for i in range(straight)))
-
-
-def _grouped_attention(c: Fields, attention: Mapping[str, object]) -> Attention:
-    """Return attention with ``n_heads_in_group`` query heads per key and value head."""
-    each, count = c.inside(attention).need("n_heads_in_group"), c.need("num_attention_heads")
-    window = c.inside(attention).number("window_length", 0)
-    return replace(heads(c.with_(num_key_value_heads=max(1, count // each)), bias=False), window=window)
 
 
 def _width(c: Fields, ffn: Fields) -> int:

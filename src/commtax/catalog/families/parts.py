@@ -45,8 +45,7 @@ class Fields:
 
     def need(self, *names: str) -> int:
         """Return a positive whole number under the first of the names that is present."""
-        name = next((name for name in names if self.get(name) is not None), None)
-        if name is not None:
+        if name := next((name for name in names if self.get(name) is not None), ""):
             return self.whole(name, 1, 1)
         self.bad.append(names[0])
         return 1
@@ -76,10 +75,8 @@ class Fields:
     def inner(self, name: str) -> Fields:
         """Return a nested section such as ``text_config``."""
         value = self.get(name)
-        if not isinstance(value, Mapping):
-            self.bad.append(name)
-            return self.inside({})
-        return self.inside(value)
+        self.bad += [] if isinstance(value, Mapping) else [name]
+        return self.inside(value if isinstance(value, Mapping) else {})
 
     def section(self, name: str) -> Fields | None:
         return self.inner(name) if self.get(name) is not None else None
@@ -96,18 +93,16 @@ class Fields:
 
     def pattern(self, name: str, length: int) -> list[object]:
         """Return a list with one entry a layer that the family cannot do without."""
-        entries = self.sequence(name, length)
-        if entries is None and name not in self.config:
-            self.bad.append(name)
-        return entries or [None] * length
+        self.bad += [name] if name not in self.config else []
+        return self.sequence(name, length) or [None] * length
 
     def indices(self, name: str) -> set[int]:
         """Return a list of layers' numbers, empty where it is absent."""
         value = self.get(name)
-        if value is not None and not (isinstance(value, list) and all(type(entry) is int for entry in value)):
-            self.bad.append(f"{name} (want a list of layers' numbers)")
-            return set()
-        return set(value) if isinstance(value, list) else set()
+        if isinstance(value, list) and all(type(entry) is int for entry in value):
+            return set(value)
+        self.bad += [] if value is None else [f"{name} (want a list of layers' numbers)"]
+        return set()
 
     def default(self, name: str, value: str) -> None:
         """Note that an absent field has the value that the family's own code gives it, because it was not read."""
@@ -181,13 +176,10 @@ def experts(c: Fields) -> Experts:
 def layers(c: Fields, attention: Attention, ffn: Mlp | Experts, norms: int = 2) -> list[Block]:
     """Return one block a layer, with each layer's attention window as ``layer_types`` or the sliding fields list it."""
     count = c.layers("num_hidden_layers")
-    types = c.sequence("layer_types", count)
-    window = c.number("sliding_window", 0)
-    if types:
-        windows = [window if t == "sliding_attention" else 0 for t in types]
-    else:
-        windows = [window if c.flag("use_sliding_window", True) else 0] * count
-    return [Block(replace(attention, window=w), ffn, norms) for w in windows]
+    types, window = c.sequence("layer_types", count), c.number("sliding_window", 0)
+    near = replace(attention, window=window)
+    windowed = [kind == "sliding_attention" for kind in types] if types else [c.flag("use_sliding_window", True)] * count
+    return [Block(near if w else attention, ffn, norms) for w in windowed]
 
 
 def windowed_layers(c: Fields, attention: Attention, every: int, norms: int) -> list[Block]:

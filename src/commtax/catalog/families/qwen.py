@@ -2,14 +2,10 @@
 
 from dataclasses import replace
 
-from commtax.catalog.families.parts import STATES, Fields, decoder, family, heads, mlp, text_of, with_prediction_layers
+from commtax.catalog.families.parts import STATES, Fields, decoder, family, heads, mlp, with_prediction_layers
 from commtax.catalog.families.plain import reader
 from commtax.catalog.families.vision import qwen25_tower, qwen_tower, register_vision
 from commtax.spec import Attention, Block, DeltaNet, Experts, Mixer, Mlp, Model
-
-
-def _qwen_moe(c: Fields, attention: Attention, shared: int) -> Model:
-    return decoder(c, [Block(attention, ffn) for ffn in _feed_forwards(c, shared)])
 
 
 def _feed_forwards(c: Fields, shared: int) -> list[Mlp | Experts]:
@@ -23,17 +19,18 @@ def _feed_forwards(c: Fields, shared: int) -> list[Mlp | Experts]:
 
 @family("Qwen2MoeForCausalLM")
 def _qwen2_moe(c: Fields) -> Model:
-    return _qwen_moe(c, replace(heads(c), qkv_bias=True), c.need("shared_expert_intermediate_size"))
+    attention = replace(heads(c), qkv_bias=True)
+    return decoder(c, [Block(attention, ffn) for ffn in _feed_forwards(c, c.need("shared_expert_intermediate_size"))])
 
 
 @family("Qwen3MoeForCausalLM", sequence_parallel_moe=True)
 def _qwen3_moe(c: Fields) -> Model:
-    return _qwen_moe(c, heads(c, bias=False, qk_norm="head"), 0)
+    attention = heads(c, bias=False, qk_norm="head")
+    return decoder(c, [Block(attention, ffn) for ffn in _feed_forwards(c, 0)])
 
 
 @family("Qwen3NextForCausalLM", "Qwen3_5MoeForCausalLM", sequence_parallel_moe=True)
 def _qwen3_next(c: Fields) -> Model:
-    """Linear attention, full attention with a gated output every few layers, experts in all."""
     return _hybrid(c, _feed_forwards(c, c.number("shared_expert_intermediate_size", 0)))
 
 
@@ -65,13 +62,8 @@ def _mixers(c: Fields, full: Attention, count: int) -> list[Mixer]:
     return [linear if (i + 1) % (every or 4) else full for i in range(count)]
 
 
-def _section(c: Fields) -> Fields:
-    """Return text fields in a section of their own, or in older configs beside the tower's."""
-    return text_of(c) if c.get("text_config") is not None else c
-
-
 register_vision("Qwen3_5MoeForConditionalGeneration", _qwen3_next, qwen_tower, "mamba_ssm_dtype", sequence_parallel_moe=True)
 register_vision("Qwen3_5ForConditionalGeneration", _qwen35, qwen_tower, "mamba_ssm_dtype")
 register_vision("Qwen3VLForConditionalGeneration", reader("Qwen3ForCausalLM"), qwen_tower)
 register_vision("Qwen3VLMoeForConditionalGeneration", _qwen3_moe, qwen_tower, sequence_parallel_moe=True)
-register_vision("Qwen2_5_VLForConditionalGeneration", reader("Qwen2ForCausalLM"), qwen25_tower, text=_section)
+register_vision("Qwen2_5_VLForConditionalGeneration", reader("Qwen2ForCausalLM"), qwen25_tower, flat=True)
