@@ -114,10 +114,7 @@ class Library:
         return (self, *(library(self.fallback).chain if self.fallback else ()))
 
     def rows(self, family: str, kind: str, version: str = "") -> tuple[PathRow, ...]:
-        """Return what was measured on this kind of link: with this generation, else with its kin, else with whoever stands for all.
-
-        Of several versions the one that is asked for, or the nearest; the newest where none is asked for.
-        """
+        """Return what was measured on this kind of link with this generation, else its kin: the nearest version, or the newest."""
         for who in (family, self.kin.get(family), self.kin.get(kind)):
             if rows := tuple(r for r in self.path if who in r.families and kind in r.links):
                 versions = {r.version for r in rows if r.version}
@@ -330,20 +327,21 @@ def _paths(one: Library, cluster: Cluster, measured: Measured, version: str) -> 
     paths, done = list(here), {path.op for path in here}
     for row in one.rows(family, link.kind, version):
         if row.path.algorithm != "in-switch" or link.switched:
-            made = (_path(row, op, cluster, hosts) for op in row.ops if op not in done)
-            strange = family not in row.families
-            paths += (
-                _moved_waits(_bound_latencies(path, one, cluster), row, cluster, one.kin) if strange else path for path in made
+            rate, local_s = (
+                row.path.bandwidth_Bps * link.bandwidth_Bps / row.link.bandwidth_Bps,
+                row.passes / cluster.chip.memory_Bps,
             )
+            usual = row.path if row.measured_with(cluster) else replace(row.path, contention=hosts, spread=0.0, ranks=())
+            made = replace(usual, bandwidth_Bps=rate, mesh=link.mesh, local_s=local_s)
+            for path in (replace(made, op=op) for op in row.ops if op not in done):
+                strange = family not in row.families
+                paths.append(_moved_waits(_bound_latencies(path, one, cluster), row, cluster, one.kin) if strange else path)
     return tuple(paths)
 
 
 def _moved_waits(path: Path, row: PathRow, cluster: Cluster, kin: Mapping[str, str]) -> Path:
     """Move an exchange's constants to another generation: what waits for other ranks goes as an all-reduce of a few bytes does.
-
-    That does little but write to all others and wait for them. The times of Hopper's exchanges, whose bytes under way return sooner
-    too, follow from Blackwell's within 14 % so, and within 23 % unmoved (benchmarks/fit_exchanges.py).
-    """
+    Hopper's exchanges follow from Blackwell's within 14 % so, and within 23 % unmoved (benchmarks/fit_exchanges.py)."""
     if not isinstance(path, ExchangePath) or "waits" not in kin:
         return path
 
@@ -354,20 +352,6 @@ def _moved_waits(path: Path, row: PathRow, cluster: Cluster, kin: Mapping[str, s
     here, there = smallest_s(cluster.chip.family), smallest_s(row.families[0])
     waits = here / there if here and there else 1.0
     return replace(path, launch_s=path.launch_s * waits, expert_s=path.expert_s * waits, sm_Bps=path.sm_Bps / waits)
-
-
-def _path(row: PathRow, op: str, cluster: Cluster, hosts: tuple[tuple[int, float], ...]) -> Path:
-    here, rate = row.measured_with(cluster), cluster.intra.bandwidth_Bps / row.link.bandwidth_Bps
-    return replace(
-        row.path,
-        op=op,
-        bandwidth_Bps=row.path.bandwidth_Bps * rate,
-        contention=row.path.contention if here else hosts,
-        mesh=cluster.intra.mesh,
-        local_s=row.passes / cluster.chip.memory_Bps,
-        spread=row.path.spread if here else 0.0,
-        ranks=row.path.ranks if here else (),
-    )
 
 
 def _bound_latencies(path: Path, one: Library, cluster: Cluster) -> Path:

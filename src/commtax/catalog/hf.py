@@ -65,10 +65,7 @@ NEUTRAL = re.compile(
 
 
 def from_config(config: Mapping[str, object], key: str, read_as: str = "") -> Model:
-    """Return the model that a ``config.json`` describes, or refuse it by the architecture or the fields at fault.
-
-    ``read_as``: the family whose fields they are taken for, whatever architecture the config names.
-    """
+    """Return the model of a ``config.json``, ``read_as`` a family's where one is named, or refuse it by the fields at fault."""
     listed = config.get("architectures")
     stated = listed[0] if isinstance(listed, list) and listed and isinstance(listed[0], str) else ""
     name = find_family(read_as, config) if read_as else stated

@@ -61,10 +61,7 @@ def unit_hosts(stem: str) -> int:
 
 
 def parse_counts(text: str) -> Cluster:
-    """Read ``HOSTSxGPUSxCHIP`` or ``GPUSxCHIP``, in whatever words, where a chip alone is one GPU.
-
-    Chips that NVLink joins across hosts come in trays, however they are counted: 72xgb200 and 1x72xgb200 are 18x4xgb200.
-    """
+    """Read ``HOSTSxGPUSxCHIP`` or ``GPUSxCHIP``, in whatever words. A rack's trays are its hosts: 72xgb200 is 18x4xgb200."""
     check_measured(text, "cluster")
     match = re.fullmatch(r"(?:([0-9]{1,15})x)?(?:([0-9]{1,15})x)?([a-z].*|[0-9]{4})", normal(text))  # a card may be called 4090
     if not match or not find("chips", match[3]):

@@ -81,7 +81,14 @@ def _fetch_file(name: str, file_name: str) -> bytes:
         body, commit = _remember_failure(place, OSError, lambda: _run_with_timeout(lambda: _get(place, name, file_name)))
     except OSError as error:
         raise LookupError(f"{place} cannot be reached ({_reason(error)}): {by_hand}") from None
-    _keep(name, file_name, body, commit)
+    folder = _repository(name)  # as the client lays it out; a repository of which it has another commit is left alone
+    with suppress(OSError, ValueError):
+        main = folder / "refs" / "main"
+        if COMMIT.fullmatch(commit) and (not main.exists() or main.read_text(encoding="ascii").strip() == commit):
+            for path, content in ((folder / "snapshots" / commit / file_name, body), (main, commit.encode())):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with replace_when_written(path) as part:
+                    part.write_bytes(content)
     return body
 
 
@@ -114,19 +121,6 @@ def _cached_file(name: str, file_name: str) -> Path | None:
         if COMMIT.fullmatch(commit) and path.is_file():
             return path
     return None
-
-
-def _keep(name: str, file_name: str, body: bytes, commit: str) -> None:
-    """Store a file in the cache as the client lays it out, but leave a repository alone of which it has another commit."""
-    folder = _repository(name)
-    with suppress(OSError, ValueError):
-        main = folder / "refs" / "main"
-        if not COMMIT.fullmatch(commit) or (main.exists() and main.read_text(encoding="ascii").strip() != commit):
-            return
-        for path, content in ((folder / "snapshots" / commit / file_name, body), (main, commit.encode())):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with replace_when_written(path) as part:
-                part.write_bytes(content)
 
 
 class _Redirects(HTTPRedirectHandler):

@@ -1,9 +1,8 @@
 """Constants of kernels for one chip: its family's, its own and its engine's; of others what was measured, at this chip's pace.
 
-A form charges bytes at the chip's bandwidth and arithmetic at its peak, so the attained shares (``eb``, ``ep``) move from chip to
-chip as they are. Constants that are seconds don't: a launch or a loop takes as many cycles elsewhere, and what all
-multiprocessors share also goes by their number. Left out whole (``benchmarks/left_out.py``), A100's decode attention is 18 % off
-with such a pace and 34 % without.
+Attained shares (``eb``, ``ep``) move from chip to chip as they are. Constants that are seconds don't: a launch or a loop takes as
+many cycles elsewhere, and what all multiprocessors share also goes by their number. Left out whole (``benchmarks/left_out.py``),
+A100's decode attention is 18 % off with such a pace and 34 % without.
 """
 
 import re
@@ -37,7 +36,7 @@ Ratio = tuple[float, float]  # how many times longer a cycle is, and a cycle of 
 
 
 def kernel_constants(engine: Engine, chip: Chip, timed: bool = False) -> KernelConstants:
-    """Return kernel constants of the chip's family, or the generic ones; ``textbook`` runs every kernel at the datasheet's rate.
+    """Return kernel constants of the chip's family, or the generic ones, or a roofline for ``textbook``.
 
     ``timed``: of kernels as no step has them: launched by a host, without an engine's tuner, in an engine's other setting.
     """
@@ -91,8 +90,7 @@ def _pace(chip: Chip) -> Pace:
 
 
 def _pace_ratio(layer: Table, chip: str, pace: Pace) -> Ratio:
-    """Return how many times longer a cycle is on a chip than where a file's constants were fitted, and a cycle of all
-    multiprocessors. 1 on the chips that were fitted, on those of one clock and number, and where a datasheet states neither."""
+    """Return the pace of a chip against that where a file's constants were fitted, 1 where a datasheet states neither."""
     measured: list[str] = layer.get("measured_on", [])
     home = layer.get("paced_as") or next(iter(measured), "")
     # Chips with a measured chip's multiprocessors: GB200's datasheet has a faster clock than B200's, its kernels don't.

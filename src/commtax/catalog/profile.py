@@ -37,7 +37,7 @@ def other_chip(profile: Profile, chip: Chip) -> str:
 
 
 def measured_cluster(profile: Profile, cluster: Cluster) -> Cluster:
-    """Return the cluster with its chip as it was measured; of another chip, facts are refused and the rest is used, aloud."""
+    """Return the cluster with its chip as it was measured, where another chip's facts are refused and the rest is used, aloud."""
     facts, chip, measured_on = profile.chip, cluster.chip, other_chip(profile, cluster.chip)
     parts = {"intra": profile.libraries, "inter": profile.network}
     used = profile.lessons or profile.tables or any(part and same_link(profile, which, cluster) for which, part in parts.items())

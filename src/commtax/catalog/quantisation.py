@@ -3,9 +3,8 @@
 What ModelOpt writes beside it (``hf_quant_config.json``) is read where the config says nothing, and tells the KV cache's format.
 Modules may have formats of their own: ``quantized_layers`` and groups with targets become parts of one ``Quant``.
 
-A checkpoint without a file is a bundled model's release by its name, stored as ending and maker tell. A name that tells another
-size, family or kind of model than a bundled one means none: only endings that change no layer are taken off it, and what was taken
-for what is said.
+A checkpoint without a file is a bundled model's release by its name, stored as ending and maker tell. Only endings that change no
+layer are taken off a name, and a note says what was taken for what.
 """
 
 import json

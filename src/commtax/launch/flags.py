@@ -134,7 +134,7 @@ class FlagReading:
         loose = []
         for name, value, written in _pairs(args, {**table.technique_flags, **table.flags}):
             switch, kind = table.flags.get(name.removeprefix("no-"), ("", ""))
-            requested, quiet = self._keep_words(table, name, value, written), QUIET.get(name, ("", ""))[0]
+            requested, quiet = self.keep_words(table, name, value, written), QUIET.get(name, ("", ""))[0]
             if not name:
                 loose.append(written)
             elif name in table.flags:  # what is left to the engine is not kept
@@ -163,7 +163,7 @@ class FlagReading:
         how = "simulate --shared-prefix TOKENS, with and without it, says what that costs"
         self.note("prefix caching", f"{written}: prompts that share text are computed whole; {how}")
 
-    def _keep_words(self, table: FlagTable, name: str, value: str | None, written: str) -> bool:
+    def keep_words(self, table: FlagTable, name: str, value: str | None, written: str) -> bool:
         """Keep the values of a technique's flag by path, and return whether the flag is one."""
         off = name.startswith("no-") and name not in table.technique_flags
         name = name.removeprefix("no-") if off else name
@@ -175,10 +175,6 @@ class FlagReading:
             key = ".".join([name, *path]).replace("_", "-") if not name.startswith("$") else name
             self.words[usual_key(table, key)] = WrittenWord(leaf, f"--{key} {leaf}" if path else written)
         return True
-
-    def keep_variables(self, table: FlagTable, variables: Mapping[str, str]) -> list[str]:
-        """Keep the values of techniques' variables, and return the names of these."""
-        return [name for name, value in variables.items() if self._keep_words(table, f"${name}", value, f"{name}={value}")]
 
 
 def usual_key(table: FlagTable, key: str) -> str:

@@ -151,10 +151,7 @@ class Command:
 
 
 def server_flags(job: LaunchJob, **special: Value) -> list[str]:
-    """Return the flags of a server. ``special`` values stand where an engine sets them in a way of its own.
-
-    What the engine has no flag for is left out. Weights that it quantises itself have one; other types need a checkpoint.
-    """
+    """Return the flags of a server, as far as the engine has them, with ``special`` values where it sets them in another way."""
     plan, limits, how = job.plan, job.question.limits, job.question.what_if
     weights = "" if job.question.model.quant else plan.weights_dtype
     whole = job.question.model.tower is not None and plan.tower == "data" and bool(plan.tp > 1)

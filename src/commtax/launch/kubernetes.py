@@ -101,8 +101,8 @@ def pod(deployment: DeployedPlan, pool: LaunchJob, leads: bool = True) -> Docume
         container |= probes(deployment)
     if pool.all_hosts > 1 or deployment.apart:
         container["securityContext"] = {"capabilities": {"add": Explained(["IPC_LOCK"], WHY["pins"])}}
-    container["volumeMounts"] = mounts(command)
-    return {"containers": [container], "volumes": volumes(deployment, pool, command)}
+    container["volumeMounts"], volumes = mounted(deployment, pool, command)
+    return {"containers": [container], "volumes": volumes}
 
 
 def resources(deployment: DeployedPlan, pool: LaunchJob) -> Document:
@@ -123,19 +123,16 @@ def probes(deployment: DeployedPlan, port: int = PORT) -> Document:
     return {"startupProbe": {**probe, "failureThreshold": tries}, "readinessProbe": probe}
 
 
-def mounts(command: Command) -> list[Document]:
-    usual: list[Document] = [{"name": "models", "mountPath": FACTS["cache"]}, {"name": "shm", "mountPath": "/dev/shm"}]
-    return usual + [{"name": "settings", "mountPath": "/settings"}] * bool(command.settings)
-
-
-def volumes(deployment: DeployedPlan, pool: LaunchJob, command: Command) -> list[Document]:
-    """Return the volumes of a pod: weights, shared memory, and the file of settings where there is one."""
+def mounted(deployment: DeployedPlan, pool: LaunchJob, command: Command) -> tuple[list[Document], list[Document]]:
+    """Return a container's mounts and its pod's volumes: weights, shared memory, and the file of settings where there is one."""
     shared = {"medium": "Memory", "sizeLimit": f"{pool.gpus_per_host * FACTS['shm_gib_per_gpu']}Gi"}
-    usual: list[Document] = [
-        {"name": "models", "persistentVolumeClaim": {"claimName": f"{deployment.name}-models"}},
-        {"name": "shm", "emptyDir": Explained(shared, WHY["shm"])},
+    rows: list[tuple[str, str, Document]] = [
+        ("models", FACTS["cache"], {"persistentVolumeClaim": {"claimName": f"{deployment.name}-models"}}),
+        ("shm", "/dev/shm", {"emptyDir": Explained(shared, WHY["shm"])}),
     ]
-    return usual + [{"name": "settings", "configMap": {"name": f"{deployment.name}-settings"}}] * bool(command.settings)
+    rows += [("settings", "/settings", {"configMap": {"name": f"{deployment.name}-settings"}})] * bool(command.settings)
+    mounts: list[Document] = [{"name": name, "mountPath": place} for name, place, _ in rows]
+    return mounts, [{"name": name, **source} for name, _, source in rows]
 
 
 def _router(deployment: DeployedPlan) -> Iterator[Document]:

@@ -1,7 +1,6 @@
 """A pasted launch command, or the YAML that starts servers -> the plan, the limits and the engine in it.
 
-``vllm serve``, ``python -m sglang.launch_server``, ``trtllm-serve``, ``trtllm-bench``, ``torchrun … pretrain_gpt.py`` and
-``torchrun … -m torchtitan.train``, with shell quoting, variables, environment in front, docker around it, several lines. What is
+Commands of the programs of engines, with shell quoting, variables, environment in front, docker around it, several lines. What is
 not understood is listed in ``unread``, never dropped.
 """
 
@@ -158,7 +157,7 @@ def _read(
     libraries = {name: words for name, words in flags.libraries.items() if env.get(name, "").upper() in words}
     for name, words in libraries.items():
         reading.values.library = words[env[name].upper()] or reading.values.library
-    understood = reading.keep_variables(flags, env) + list(libraries)
+    understood = [k for k, v in env.items() if reading.keep_words(flags, f"${k}", v, f"{k}={v}") or k in libraries]
     loud = (*COMMON["loud"].split(), *(one.variables for one in programs() if one.variables))
     reading.unread += [f"{k}={v}" for k, v in env.items() if k.startswith(loud) and not k.startswith(QUIET) and k not in understood]
     loose = reading.take(args, flags)

@@ -1,12 +1,8 @@
 """``nvidia-smi topo -m``: which GPUs are joined by what, which to take together, and the link that a plan's groups then have.
 
-Square tables of a host's GPUs have the names above and rows of marks. ``nvidia-smi topo`` names GPUs and network cards, ``rocm-smi
---showtopo`` GPUs, ``amd-smi topology`` bus addresses and ``npu-smi`` NPUs. A table may lack its head, rows, or the end of one; what
-one row does not say of a pair, the other's does.
-
-Kinds from near to far: NV# (bonded NVLinks), PIX (one PCIe switch), PXB (several), PHB (through the CPU's host bridge), NODE
-(between host bridges of one socket), SYS (between sockets). Legend: https://docs.nvidia.com/multi-node-nvlink-systems and
-``nvidia-smi topo -h``.
+Square tables of a host's GPUs, as other tools print them too, have the names above and rows of marks. One may lack its head, rows,
+or the end of one; what one row does not say of a pair, the other's does. ``topology.toml`` lists the kinds of marks from near to
+far, after NV# (bonded NVLinks). Legend: https://docs.nvidia.com/multi-node-nvlink-systems and ``nvidia-smi topo -h``.
 """
 
 import re
@@ -220,10 +216,9 @@ def pcie_of(chip: Chip) -> Link:
 
 
 def place(matrix: Topology, cluster: Cluster, tp: int, replicas: int = 1) -> PlacedCluster:
-    """Lay ``replicas`` groups of ``tp`` ranks over the best GPUs of each host.
+    """Lay ``replicas`` groups of ``tp`` ranks over the best GPUs of each host, all priced on the link of the farthest pair of any.
 
-    One inside link is priced for the whole plan: that of the farthest pair of any group, since a ring is as fast as its
-    slowest hop. What the matrix cannot show (x8 slots, P2P switched off) is not in the price.
+    A ring is as fast as its slowest hop. What the matrix cannot show (x8 slots, P2P switched off) is not in the price.
     """
     if matrix.num_gpus != cluster.gpus_per_host:
         differ = f"the matrix has {matrix.num_gpus} GPUs, and hosts of {cluster.key} have {cluster.gpus_per_host}"

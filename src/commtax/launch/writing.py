@@ -1,7 +1,6 @@
 """A plan -> the command that launches it, and the commands that would check it.
 
-Flags are those of November 2026, read in the engines' own parsers and documents; their names stand in the tables by which
-``reading`` reads them back.
+Flags are those of November 2026, read in the engines' parsers and documents: the tables by which commands are read back.
 """
 
 from dataclasses import replace
@@ -119,10 +118,7 @@ def _replicas(job: LaunchJob, devices: str, port: int) -> list[str]:
 
 
 def apart_command(question: Question, engine: str) -> str:
-    """Write the commands of a plan whose prompts have servers of their own: all workers of both kinds, and what joins them.
-
-    One line a server, with its GPUs, its host and its port; large ones are placed first, so that all find room.
-    """
+    """Write the commands of a plan whose prompts have servers of their own: a line for each, the largest first, and a router."""
     workers, cluster, made_by = question.requests, question.cluster, _emitted_program(engine)
     prompts = startable(prompter(question))
     counts = {"prefill": (prompts, workers.prefill_workers), "decode": (question, workers.decode_workers)}
@@ -151,16 +147,14 @@ def apart_command(question: Question, engine: str) -> str:
 
 
 def benchmark_command(question: Question, engine: str) -> str:
-    """Return the benchmark of the engine's tool that ``commtax simulate`` predicts and ``commtax audit`` reads: clients, or a rate.
-
-    vLLM's and TensorRT-LLM's range ratio is the spread around the stated length, SGLang's the shortest over the longest.
-    """
+    """Return the engine's benchmark that ``commtax simulate`` predicts and ``commtax audit`` reads: clients, or a rate."""
     name, requests = model_id(question.model), question.requests
     able = {one.emitted_as: one for one in programs() if one.benchmark}
     if engine not in able:
         raise Refusal.of(f"{', '.join(able)} have a serving benchmark; training is checked with its own log", emit=engine)
     (tool, exact, kept), spell = able[engine].benchmark, flags_of(able[engine].key).spell
     spread, clients = float(spread_within_limit(question)), int(requests.concurrency)
+    # vLLM's and TensorRT-LLM's range ratio is the spread around the stated length, SGLang's the shortest over the longest.
     top, ratio = (1 + spread, (1 - spread) / (1 + spread)) if able[engine].range_from_longest else (1.0, spread)
     stated, answers = round(float(requests.input_len) * top), round(float(requests.output_len) * top)
     lengths = spell(input_len=stated, output_len=answers, range_ratio=f"{floor(1e4 * ratio + 1e-6) / 1e4:g}")

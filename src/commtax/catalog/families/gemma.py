@@ -27,7 +27,12 @@ register_vision("Gemma3ForConditionalGeneration", _gemma3_text, siglip)
 def _gemma4_text(c: Fields) -> Model:
     """Read layers with and without a window, which differ in heads, where the last ones may share an earlier layer's cache."""
     count = c.layers("num_hidden_layers")
-    near, far = replace(heads(c, qk_norm="head"), window=c.number("sliding_window", 512)), _global_attention(c)
+    near = replace(heads(c, qk_norm="head"), window=c.number("sliding_window", 512))
+    shared = c.flag("attention_k_eq_v")  # what sees everything has wider heads, fewer where keys are the values
+    kv = c.number("num_global_key_value_heads", 0) if shared else 0
+    width = c.number("global_head_dim", 512) or 512
+    wide = c.with_(head_dim=width, num_key_value_heads=kv or c.get("num_key_value_heads"))
+    far = replace(heads(wide, qk_norm="head"), own_values=not shared)
     caching = count - min(count, c.number("num_kv_shared_layers", 0))
     # Which layers have a window: as listed, or five of six as transformers' class has it, and never the last.
     types = c.sequence("layer_types", count)
@@ -36,15 +41,6 @@ def _gemma4_text(c: Fields) -> Model:
     windowed = [t == "sliding_attention" for t in types] if types else [bool((i + 1) % 6) for i in range(count)]
     blocks = [_gemma4_block(c, near if t else far, i < caching) for i, t in enumerate([*windowed[:-1], False])]
     return replace(decoder(c, blocks, tied=True), extras=_inputs(c, count))
-
-
-def _global_attention(c: Fields) -> Attention:
-    """Return attention over everything: wider heads, fewer and without values' matrix where keys are the values."""
-    shared = c.flag("attention_k_eq_v")
-    kv = c.number("num_global_key_value_heads", 0) if shared else 0
-    width = c.number("global_head_dim", 512) or 512
-    wide = c.with_(head_dim=width, num_key_value_heads=kv or c.get("num_key_value_heads"))
-    return replace(heads(wide, qk_norm="head"), own_values=not shared)
 
 
 def _gemma4_block(c: Fields, attention: Attention, caches: bool) -> Block:

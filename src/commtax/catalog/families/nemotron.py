@@ -36,27 +36,26 @@ def _pattern(c: Fields, words: str, letters: str) -> list[str]:
 
 
 def _block(c: Fields, kind: str) -> Block:
-    if kind in "M*":
-        return Block(_mamba(c) if kind == "M" else _attention(c), None, 1)
-    return Block(None, _experts(c) if kind == "E" else Mlp(c.need("intermediate_size"), gated=False, bias=c.flag("mlp_bias")), 1)
+    if kind == "M":
+        sizes = c.need("mamba_num_heads"), c.need("mamba_head_dim"), c.need("n_groups"), c.need("ssm_state_size")
+        state = STATES.get(str(c.get("mamba_ssm_cache_dtype")), "")
+        bias = c.flag("mamba_proj_bias", c.flag("use_bias"))
+        return Block(Mamba2(*sizes, c.number("conv_kernel", 4) or 1, c.flag("use_conv_bias", True), bias, state), None, 1)
+    if kind == "*":
+        return Block(_attention(c), None, 1)
+    if kind == "-":
+        return Block(None, Mlp(c.need("intermediate_size"), gated=False, bias=c.flag("mlp_bias")), 1)
+    many = c.need("n_routed_experts"), c.need("num_experts_per_tok"), c.need("moe_intermediate_size")
+    shared, latent = (
+        c.number("n_shared_experts", 1) * c.number("moe_shared_expert_intermediate_size", 0),
+        c.number("moe_latent_size", 0),
+    )
+    # Without gates, and with a narrower width for the routed experts in the larger models.
+    return Block(None, Experts(*many, shared_intermediate=shared, gated=False, correction_bias=True, latent=latent), 1)
 
 
 def _attention(c: Fields) -> Attention:
     return heads(c.with_(head_dim=c.get("head_dim") or c.get("attention_head_dim")), bias=False)
-
-
-def _mamba(c: Fields) -> Mamba2:
-    sizes = c.need("mamba_num_heads"), c.need("mamba_head_dim"), c.need("n_groups"), c.need("ssm_state_size")
-    state = STATES.get(str(c.get("mamba_ssm_cache_dtype")), "")
-    bias = c.flag("mamba_proj_bias", c.flag("use_bias"))
-    return Mamba2(*sizes, c.number("conv_kernel", 4) or 1, c.flag("use_conv_bias", True), bias, state)
-
-
-def _experts(c: Fields) -> Experts:
-    """Return experts without gates, with a narrower width for the routed ones in the larger models."""
-    sizes = c.need("n_routed_experts"), c.need("num_experts_per_tok"), c.need("moe_intermediate_size")
-    shared = c.number("n_shared_experts", 1) * c.number("moe_shared_expert_intermediate_size", 0)
-    return Experts(*sizes, shared_intermediate=shared, gated=False, correction_bias=True, latent=c.number("moe_latent_size", 0))
 
 
 @family("DeciLMForCausalLM", "NemotronNASForCausalLM", shared=("block_configs",))

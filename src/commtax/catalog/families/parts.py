@@ -215,9 +215,7 @@ def text_of(c: Fields) -> Fields:
 
 def predictor(block: Block, hidden: int, heads_of: int = 0) -> Block:
     """Return a layer that guesses one token further: it joins the last state and the next embedding, with three norms of its own.
-
-    ``heads_of``: rows of an output head of its own; 0: the model's is used.
-    """
+    ``heads_of``: rows of an output head of its own; 0: the model's is used."""
     joined = Extra("eh_proj.weight", (hidden, 2 * hidden), part="mtp")
     head = (Extra("shared_head.head.weight", (heads_of, hidden), "vocab", "head"),) if heads_of else ()
     return replace(block, num_norms=block.num_norms + 3, extras=(*block.extras, joined, *head))
