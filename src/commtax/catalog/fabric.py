@@ -231,8 +231,7 @@ def with_pairs(host: Fabric, pairs: Fabric) -> Fabric:
 def _make(wanted: Library, cluster: Cluster, measured: Measured = MappingProxyType({}), version: str = "") -> Fabric:
     if wanted.key == "textbook":
         return _textbook(cluster)
-    last = wanted.chain[-1]
-    paths = _all_paths(wanted, cluster, measured, version)
+    last, paths = wanted.chain[-1], _all_paths(wanted, cluster, measured, version)
     missing = [op for op in wanted.ops if not any(p.op == op for p in paths)]
     made = tuple(_bound_latencies(_plain_ring(op, cluster.intra, last), last, cluster) for op in missing)
     calibrated = "all-reduce" not in missing and any(row.measured_with(cluster) for row in last.path)

@@ -165,12 +165,9 @@ def _get(place: str, name: str, file_name: str) -> tuple[bytes, str]:
     except HTTPError as error:
         with error:
             which = "this HF_TOKEN may not read it" if token else "set HF_TOKEN to one that may read it"
-            why = f"{place} answers with {error.code}; try again later"
-            if error.code in DENIED:
-                why = f"{place} refuses it with {error.code}: {DENIED[error.code]}; {which}"
-            elif error.code == 404:
-                why = f"{place} has no such model, or it has no {file_name}"
-            raise LookupError(why) from None
+            reasons = {code: f"{place} refuses it with {code}: {reason}; {which}" for code, reason in DENIED.items()}
+            reasons[404] = f"{place} has no such model, or it has no {file_name}"
+            raise LookupError(reasons.get(error.code, f"{place} answers with {error.code}; try again later")) from None
     except (HTTPException, ValueError) as error:  # ValueError: an address that nobody can have
         raise LookupError(f"{place} answers no HTTP ({type(error).__name__})") from None
     if len(body) > CONFIG_BYTES:

@@ -111,16 +111,14 @@ def variant(name: str) -> Model | None:
 
         if hub.is_cached(name):
             return _from_hub(name, "")
-    return _load_as_named(name, rule, meaning)
+    return known_model(name)
 
 
 def known_model(name: str) -> Model | None:
     """Return a bundled model by key, alias or checkpoint name, without access to disk or network."""
-    reading = _read_name(name)
-    return _load_as_named(name, *reading) if reading else bundled_model(name)
-
-
-def _load_as_named(name: str, rule: StorageRule | None, meaning: NameMatch) -> Model:
+    if (reading := _read_name(name)) is None:
+        return bundled_model(name)
+    rule, meaning = reading
     if not rule and base_key(normal(name)):
         return _load_called(meaning.key, name)
     return taken_as(name, _load_bundled(meaning.key), meaning, rule)

@@ -128,8 +128,7 @@ def _value(one: Technique, name: str, text: str) -> object:
         if text not in one.words:
             raise Refusal(f"technique '{one.key}={text[:40]}': one of {', '.join(one.words)}", "technique", tuple(one.words))
         return one.words[text]
-    counted = name in options() and options()[name].type == "int"
-    bounds = VALUES.get(name, {})
+    counted, bounds = name in options() and options()[name].type == "int", VALUES.get(name, {})
     if "most" not in bounds and not counted:
         return text
     low, high, whole = (bounds.get(key, usual) for key, usual in COUNTED.items())

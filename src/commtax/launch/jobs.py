@@ -198,8 +198,7 @@ def count_ranks(reading: FlagReading) -> None:
 
 def start(job: LaunchJob) -> str:
     """Return the words before the script."""
-    per = min(job.gpus, job.question.cluster.gpus_per_host)
-    if job.gpus % per:
+    if job.gpus % (per := min(job.gpus, job.question.cluster.gpus_per_host)):
         raise Refusal.about(emit=f"{job.gpus} GPUs do not fill hosts of {per}; torchrun starts as many ranks on each")
     start = ["torchrun", *TORCHRUN.spell(gpus_per_node=per, nnodes=above_one(job.hosts))]
     return " ".join(start + [f"--node-rank $NODE_RANK --master-addr {job.address} --master-port 29500"] * (job.hosts > 1))

@@ -138,8 +138,7 @@ def write(job: LaunchJob) -> Command:
     flags += [*FLAGS.spell(overlap_dp=dp), *["--overlap-param-gather"] * (dp and plan.zero == 1)]
     flags += FLAGS.spell(overlap_tp=tp, overlap_ep=ep, waits_pp=plan.chunks > 1 and not pp)
     unnamed = f"# no flag of Megatron-LM names the schedule {plan.schedule}: this runs 1F1B"
-    named = plan.pp == 1 or plan.schedule in SCHEDULES
-    model = q.model
+    named, model = plan.pp == 1 or plan.schedule in SCHEDULES, q.model
     shape = [*FLAGS.spell(layers=model.num_layers, hidden=model.hidden), *_attention(model), *_feed_forward(model)]
     shape += ["--position-embedding-type rope"] * (not model.positions) + ["--normalization RMSNorm"] * (not model.norm_bias)
     shape += ["--untie-embeddings-and-output-weights"] * (not model.tied)

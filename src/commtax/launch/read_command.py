@@ -147,13 +147,11 @@ def _read(
     engine: str, args: list[str], before: list[str], version: str, written: Mapping[str, str], served: DescribedServer | None = None
 ) -> Launch:
     """Read a program's arguments, environment and configuration as a launch. Its variables and launcher stand ``before`` it."""
-    reading = FlagReading()
-    env = dict(served.env) if served else {}
+    reading, env = FlagReading(), dict(served.env) if served else {}
     env |= dict(w.split("=", 1) for w in before if re.match(r"[A-Za-z_]\w*=", w))
     if engine == "torchrun":
         engine, args = _split_torchrun(args, reading)
-    flags = flags_of(engine)
-    settings = server_settings(engine, served.stated, env) if served else {}
+    flags, settings = flags_of(engine), server_settings(engine, served.stated, env) if served else {}
     libraries = {name: words for name, words in flags.libraries.items() if env.get(name, "").upper() in words}
     for name, words in libraries.items():
         reading.values.library = words[env[name].upper()] or reading.values.library

@@ -177,7 +177,7 @@ def topology_of(grid: NodeMatrix) -> Topology:
 
 
 def describe(matrix: Topology) -> str:
-    """Describe GPUs and their links, such as ``4 GPUs: NVLink joins 0+2, 1+3; the rest over SYS``."""
+    """Describe GPUs and their links, such as ``4 GPUs: NVLink joins 0+2, 1+3``, and what the rest goes over."""
     joined = ["+".join(map(str, g)) for g in matrix.joined() if len(g) > 1]
     rest = sorted({kind for row in matrix.links for kind in row if kind in KINDS}, key=distance)
     sentences = [f"NVLink joins {', '.join(joined)}"] if joined else ["no NVLink in the matrix"]

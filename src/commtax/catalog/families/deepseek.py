@@ -10,13 +10,11 @@ from commtax.spec import Attention, Block, Compressed, DeltaNet, Experts, Extra,
 
 RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
 """Tokens that share an entry, by the names that transformers has for V4's layers."""
-family("DeepseekV2ForCausalLM", sequence_parallel_moe=True)(lambda c: latent_decoder(c, correction_bias=False))
+mixture = partial(family, sequence_parallel_moe=True)
+mixture("DeepseekV2ForCausalLM")(lambda c: latent_decoder(c, correction_bias=False))
 
 
-V3 = ("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "Glm4MoeLiteForCausalLM")
-
-
-@family(*V3, sequence_parallel_moe=True)
+@mixture("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "Glm4MoeLiteForCausalLM")
 def _deepseek3(c: Fields) -> Model:
     model = latent_decoder(c, correction_bias=True)
     # A layer that guesses a token further has experts and, where the model has any, a selector of its own.
@@ -63,12 +61,11 @@ def _selectors(c: Fields, count: int) -> list[Indexer | None]:
     return [chooser if chooses else taken for chooses in full]
 
 
-@family("DeepseekV4ForCausalLM", sequence_parallel_moe=True, shared=("compress_ratios layer_types",))
+@mixture("DeepseekV4ForCausalLM", shared=("compress_ratios layer_types",))
 def _deepseek4(c: Fields) -> Model:
     """Read compressed attention and experts in every layer, the first ones named by a table, and several residual streams."""
     count, hidden = c.layers("num_hidden_layers"), c.need("hidden_size")
-    hashed = c.number("num_hash_layers", 3)
-    chosen = fine_experts(c, correction_bias=True)
+    hashed, chosen = c.number("num_hash_layers", 3), fine_experts(c, correction_bias=True)
     named = replace(chosen, correction_bias=False, hashed=c.need("vocab_size"))
     blocks = [Block(_compressed_attention(c, ratio), named if i < hashed else chosen) for i, ratio in enumerate(_ratios(c, count))]
     plain, streams = decoder(c, blocks), c.number("hc_mult", 4) or 1

@@ -52,21 +52,16 @@ class Fields:
 
     def layers(self, *names: str) -> int:
         """Return the number of layers: bounded, because a list is made of them."""
-        count = self.need(*names)
-        if count > MAX_LAYERS:
-            self.bad.append(f"{names[0]}={count} (at most {MAX_LAYERS:,})")
-            return 1
-        return count
+        return self.at_most(MAX_LAYERS, names[0], self.need(*names), 1)
+
+    def at_most(self, most: int, name: str, value: int, default: int) -> int:
+        """Return the value, or the default where it is more than so much, and remember that."""
+        self.bad += [f"{name}={value} (at most {most:,})"] if value > most else []
+        return default if value > most else value
 
     def number(self, name: str, default: int, most: int = MAX_SIZE) -> int:
         """Return a whole number of at least 0, or the architecture's default where it is absent or null."""
-        if self.get(name) is None:
-            return default
-        value = self.whole(name, 0, default)
-        if value > most:
-            self.bad.append(f"{name}={value} (at most {most:,})")
-            return default
-        return value
+        return default if self.get(name) is None else self.at_most(most, name, self.whole(name, 0, default), default)
 
     def flag(self, name: str, default: bool = False) -> bool:
         value = self.get(name)
@@ -84,12 +79,10 @@ class Fields:
     def sequence(self, name: str, length: int) -> list[object] | None:
         """Return a list with one entry a layer, or None where absent."""
         value = self.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, list) or len(value) < length:
-            self.bad.append(f"{name} (want {length} entries)")
-            return None
-        return value[:length]
+        if isinstance(value, list) and len(value) >= length:
+            return value[:length]
+        self.bad += [] if value is None else [f"{name} (want {length} entries)"]
+        return None
 
     def pattern(self, name: str, length: int) -> list[object]:
         """Return a list with one entry a layer that the family cannot do without."""
@@ -208,8 +201,7 @@ def chosen_layers(c: Fields, count: int, name: str) -> list[bool] | None:
 
 def text_of(c: Fields) -> Fields:
     """Return the decoder's section of a config for several kinds of input, with tied embeddings as stated there or outside it."""
-    text = c.inner("text_config")
-    outer = c.get("tie_word_embeddings")
+    text, outer = c.inner("text_config"), c.get("tie_word_embeddings")
     return text if outer is None or text.get("tie_word_embeddings") is not None else text.with_(tie_word_embeddings=outer)
 
 
