@@ -63,8 +63,7 @@ def measured_engine(profile: Profile, engine: Engine, chip: Chip) -> Engine:
 def learnt_engine(profile: Profile, engine: Engine, chip: Chip, model: Model, plan: Plan) -> Engine:
     """Return the engine with its constants moved by what this deployment's runs taught, after undoing earlier moves."""
     changes = posterior_of(profile).changes(deployment_of(engine, chip, model, plan))
-    before = dict(engine.paces.learnt)
-    logs = {name: change.log for name, change in changes.items()}
+    before, logs = dict(engine.paces.learnt), {name: change.log for name, change in changes.items()}
     if logs == before:
         return engine
     usual = {name: getattr(engine.paces if name.startswith("pace_") else engine.host, name) for name in logs}

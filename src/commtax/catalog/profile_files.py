@@ -81,8 +81,7 @@ def read_lessons(rows: Iterable[object]) -> tuple[RunLesson, ...]:
 
 def _read_run(part: TableView, deployment: Deployment) -> Iterator[RunLesson]:
     part.check_allowed({"label", *physics.RUN, *MEASURED})
-    load = part.all_of(physics.RUN)
-    metrics = [metric for metric in MEASURED if metric in part.table]
+    load, metrics = part.all_of(physics.RUN), [metric for metric in MEASURED if metric in part.table]
     if not metrics:
         raise Refusal(f"{part.where} lacks {' or '.join(LATENCIES)}", part.where)
     for metric in metrics:
@@ -443,8 +442,7 @@ def _tables(part: TableView) -> Iterator[tuple[str, dict[str, float]]]:
 
 
 def _libraries(whole: TableView) -> dict[str, tuple[Path, ...]]:
-    one = whole.part("library").table
-    entries = whole.rows("libraries")
+    one, entries = whole.part("library").table, whole.rows("libraries")
     if one and entries:
         raise Refusal("library: libraries lists them all; give one of the two", "library")
     libraries: dict[str, tuple[Path, ...]] = {}

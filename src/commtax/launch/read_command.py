@@ -49,8 +49,7 @@ def parse(text: str, source: str = "", wanted: Wanted | None = None, choice: str
         if one.call and f"{one.call}(" in text:
             return _read(one.key, keywords(text, one.call), [], "", NO_FILES)
     script, written = split_here_documents(text)
-    called = list(commands(script))
-    tables = [flags_of(one.key) for one in programs()]
+    called, tables = list(commands(script)), [flags_of(one.key) for one in programs()]
     variables = {v for one in tables for v in (*one.libraries, *(key[1:] for key in one.technique_flags if key[0] == "$"))}
     exported = [word for args in called if args[0] == "export" for word in args[1:] if word.partition("=")[0] in variables]
     launches = [launch for args in called if (launch := _command([*exported, *args], written))]

@@ -52,8 +52,7 @@ def _selectors(c: Fields, count: int) -> list[Indexer | None]:
     if "index_n_heads" not in c.config:
         return [None] * count
     chooser = Indexer(c.need("index_n_heads"), c.need("index_head_dim"), c.need("index_topk"))
-    taken = replace(chooser, own=False)
-    listed = c.sequence("indexer_types", count)
+    taken, listed = replace(chooser, own=False), c.sequence("indexer_types", count)
     if not listed and isinstance(pattern := c.get("index_topk_pattern"), str):  # one letter a layer
         listed = c.with_(index_topk_pattern=list(pattern)).sequence("index_topk_pattern", count)
     every, offset = c.number("index_topk_freq", 1) or 1, c.number("index_skip_topk_offset", 2)

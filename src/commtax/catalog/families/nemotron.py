@@ -75,8 +75,7 @@ def _pruned_block(c: Fields, entry: object) -> Block:
         window = c.inside(attention).number("window_length", 0)
         mixer = replace(heads(c.with_(num_key_value_heads=max(1, count // each)), bias=False), window=window)
     mlp = None if ffn.get("no_op") or ffn.get("replace_with_linear") else Mlp(_width(c, c.inside(ffn)))
-    norms = sum(not part.get("no_op") for part in (attention, ffn))
-    hidden = c.need("hidden_size")
+    norms, hidden = sum(not part.get("no_op") for part in (attention, ffn)), c.need("hidden_size")
     return Block(mixer, mlp, norms, tuple(Extra(f"linear_{i}.weight", (hidden, hidden), part="mlp") for i in range(straight)))
 
 
