@@ -41,7 +41,11 @@ def engine(name: str) -> Engine:
     stem = key_of("engines", base)
     facts = {name: part for name, part in table("engines", stem).items() if name not in APART}
     newest = record(Engine, facts, f"engines/{stem}", ENGINE_PARTS)
-    _check_tiered(newest)
+    for listed, changes in newest.versions.items():  # tiers of the newest would be laid over it without effect
+        tiers = (*newest.serves.tiers.values(), *changes.get("tiers", {}).values())
+        if flat := next((constant for constant in changes if any(constant in tier for tier in tiers)), ""):
+            where = f'[versions."{listed}"'
+            raise Refusal(f"engines/{stem}: {flat} of {where}] is set by tiers; write it in {where}.tiers.*]")
     if version and not re.fullmatch(r"v?\d{1,9}(\.\w{1,30}){0,9}", version):
         raise Refusal(f"engine '{name}': '{version}' is not a version (write {stem}@{newest.version})", "engine")
     if not version or version == newest.version:
@@ -55,32 +59,17 @@ def engine(name: str) -> Engine:
     return newest.but(version=version, note=note, **constants)
 
 
-def _check_tiered(newest: Engine) -> None:
-    """Refuse a version that sets a tiered constant outside tiers of its own, which would be laid over it without effect."""
-    for version, constants in newest.versions.items():
-        tiers = (*newest.serves.tiers.values(), *constants.get("tiers", {}).values())
-        if flat := next((name for name in constants if any(name in tier for tier in tiers)), ""):
-            where = f'[versions."{version}"]'
-            raise Refusal(f"engines/{newest.key}: {flat} of {where} is set by tiers; write it in {where[:-1]}.tiers.*]")
-
-
 def is_file(text: str) -> bool:
-    """Return whether a cluster's name is a file's: it ends in ``.toml``, or has a folder in it.
-
-    >>> is_file("my-hosts.toml"), is_file("2x8xh100-sxm")
-    (True, False)
-    """
+    """Return whether a cluster's name is a file's: it ends in ``.toml``, or has a folder in it."""
     return text.strip().lower().endswith(".toml") or "/" in text or os.sep in text
 
 
 def cluster(text: str, *, intra: str = "", inter: str = "", nics: int | None = None) -> Cluster:
-    """Return a cluster from a name (``dgx-h100``, ``4xdgx-h100``), from counts (``8xh100-sxm``, ``2x8xh100-sxm``) or from a file of
-    one's own (``my-hosts.toml``, ``4xmy-hosts.toml``).
+    """Return a cluster from a name (``dgx-h100``), counts (``8xh100-sxm``, ``2x8xh100-sxm``) or a file (``my-hosts.toml``).
 
-    ``intra`` and ``inter`` replace the usual links. A new ``inter`` brings its usual number of NICs: one for each GPU
-    on InfiniBand and its like, one a host on Ethernet, and as many cards of EFA as the chip's instances have for each GPU,
-    unless ``nics`` says otherwise. More GPUs than a host of that chip holds are several hosts. Cards that bridges join in pairs
-    are so in larger hosts too, unless ``intra`` gives all GPUs of a host one link.
+    ``intra`` and ``inter`` replace the usual links. A new ``inter`` brings its usual number of NICs: one for each GPU on InfiniBand
+    and its like, one a host on Ethernet, of EFA as the chip's instances have, unless ``nics`` says otherwise. More GPUs than a host
+    holds are several hosts. Cards that bridges join in pairs are so in larger hosts too, unless ``intra`` gives all GPUs one link.
 
     >>> c = cluster("2x8xh100-sxm")
     >>> c.num_hosts, c.gpus_per_host, c.intra.key, c.inter.key, c.nics_per_host
@@ -95,14 +84,12 @@ def cluster(text: str, *, intra: str = "", inter: str = "", nics: int | None = N
     if place.num_gpus > MAX_GPUS:
         raise Refusal(f"cluster '{text}': {place.num_gpus:,} GPUs, more than the {MAX_GPUS:,} that are modelled", "cluster")
     if intra:
-        inside = link(intra)
-        if inside.scope != "intra":
+        if (inside := link(intra)).scope != "intra":
             instead = f"8x1x{place.chip.key} --inter {inside.key}"
             raise Refusal(f"intra '{intra}': runs between hosts; write one GPU per host, such as {instead}", "intra")
         place = with_inside_link(place, inside)
     if inter:
-        between = link(inter)
-        if between.scope != "inter":
+        if (between := link(inter)).scope != "inter":
             raise Refusal(f"inter '{inter}': runs inside a host; a fabric such as ib-ndr or 10gbe is needed between hosts", "inter")
         place = with_between(place, between)
     if nics is not None:
@@ -113,19 +100,14 @@ def cluster(text: str, *, intra: str = "", inter: str = "", nics: int | None = N
 
 
 def with_hosts(place: Cluster, hosts: int, gpus: int) -> Cluster:
-    """Return ``hosts`` of the same kind under the name that a user would type, or of a chip in counts, with ``gpus`` each.
-
-    Of racks so many as have these hosts, where those are whole racks.
-    """
+    """Return ``hosts`` of the same kind (whole racks as racks) as a user would name them, or of a chip in counts, ``gpus`` each."""
     if is_file(place.key):
         from commtax.catalog.described_clusters import split_count
 
-        _, path = split_count(place.key)
+        path = split_count(place.key)[1]
         return replace(place, key=path if hosts == place.num_hosts == 1 else f"{hosts}x{path}", num_hosts=hosts)
-    entry = _entry(place)
-    if entry and hosts % unit_hosts(entry) == 0:
-        units = hosts // unit_hosts(entry)
-        return cluster(entry if units == 1 else f"{units}x{entry}")
+    if (entry := _entry(place)) and hosts % unit_hosts(entry) == 0:
+        return cluster(f"{hosts // unit_hosts(entry)}x{entry}".removeprefix("1x"))
     key = f"{hosts}x{gpus}x{place.chip.key}" if hosts > 1 else f"{gpus}x{place.chip.key}"
     return replace(place, key=key, num_hosts=hosts, gpus_per_host=gpus, typed="")
 

@@ -36,23 +36,20 @@ UNSAID_OF_CHIP = {
     "l2_bytes": "no cache",
     "num_sms": "exchanges take no SMs from kernels",
     "family": "kernels as other chips'",
-}
-"""What is assumed of a described chip that does not say it."""
+}  # what is assumed of a described chip that does not say it
 UNSAID_OF_LINK: dict[str, Callable[[float], str]] = {
     "latency_s": format_seconds,
     "mesh": lambda gpus: f"{gpus} GPUs, of which 2 have 1/{gpus - 1} of the bandwidth" if gpus else "",
     "efficiency": lambda share: f"{share:g}" if share < 1 else "",
     "fill_s": lambda seconds: format_seconds(seconds) if seconds else "",
-}
-"""What decides a link's times, and how a value is told that another link lends it; "" where that is none."""
+}  # what decides a link's times, and how a value is told that another link lends it; "" where that is none
 LONGEST = 200  # signs of a name or a note that are kept
 
 Sources = dict[str, Citation]
 
 
 def described_chip(part: TableView, links: Mapping[str, str], cited: Sources, name: str) -> tuple[Chip, str]:
-    """Return a chip of a table, and what is assumed of it. ``links`` are its usual ones by the catalogue's names, ``name`` its own
-    where the table has none."""
+    """Return a chip of a table under its name, or this one, with its usual ``links``, and what is assumed of it."""
     check_keys(part, CHIP_FIELDS)
     texts = {key: line(part, key) for key in CHIP_TEXTS}
     makers = {"generic": "generic"} | {one.family: one.vendor for one in map(chip, stems("chips"))}
@@ -82,8 +79,8 @@ def assumed_words(name: str, where: str, what: Collection[str]) -> str:
 
 
 def described_link(part: TableView, scope: str, cited: Sources, name: str) -> tuple[Link, str]:
-    """Return a link of a table, and what is assumed of it: what is missing is as in the catalogued link of its kind with the
-    nearest rate. A network inside a host is laid out as switches or a mesh are, and is as late as the network."""
+    """Return a link of a table, and what is assumed: the rest of the catalogued link of its kind (inside a host, the kind that a
+    network is laid out as) with the nearest rate, though a network is as late as networks are."""
     check_keys(part, LINK_FIELDS)
     texts = {key: line(part, key) for key in LINK_TEXTS}
     if texts["scope"] not in ("", scope):
@@ -91,7 +88,12 @@ def described_link(part: TableView, scope: str, cited: Sources, name: str) -> tu
     facts, sources = numbers(part, physics.DESCRIBED_LINK, cited, needed=("bandwidth_Bps",))
     stated = {**facts, **{key: part.switch(key) for key in LINK_FLAGS if key in part.table}}
     rate, where = facts["bandwidth_Bps"], part.named("kind")
-    kind = _layout(texts["kind"], stated, where) if scope == "intra" else texts["kind"]
+    kind = texts["kind"]
+    if scope == "intra" and kind in {one.kind for one in map(link, stems("links")) if one.scope == "inter"}:
+        if "switched" not in stated:
+            rule = "inside a host, switched = true (through switches) or false (from chip to chip) is needed beside it"
+            raise Refusal(f"{where}='{kind}': {rule}", where)
+        kind = "nvlink" if stated["switched"] else "xgmi"
     near = nearest_links(kind, scope, rate, where)
     for one in near if kind == texts["kind"] else ():
         if texts["key"] in ("", one.key) and all(getattr(one, fact) == value for fact, value in stated.items()):
@@ -104,16 +106,6 @@ def described_link(part: TableView, scope: str, cited: Sources, name: str) -> tu
     lent_words = {fact: words(getattr(lent[fact], fact)) for fact, words in UNSAID_OF_LINK.items() if fact not in stated}
     unsaid = [f"{fact} {value} (as {lent[fact].key})" for fact, value in lent_words.items() if value]
     return with_fields(made, {"latency_s": lent["latency_s"].latency_s, **stated}), assumed_words(key, part.where, unsaid)
-
-
-def _layout(kind: str, stated: Mapping[str, object], name: str) -> str:
-    """Return the kind of link inside a host that a network between hosts is laid out as when run there, else the kind itself."""
-    if kind not in {one.kind for one in map(link, stems("links")) if one.scope == "inter"}:
-        return kind
-    if "switched" not in stated:
-        rule = "inside a host, switched = true (through switches) or false (from chip to chip) is needed beside it"
-        raise Refusal(f"{name}='{kind}': {rule}", name)
-    return "nvlink" if stated["switched"] else "xgmi"
 
 
 def nearest_links(kind: str, scope: str, bandwidth_Bps: float, name: str) -> list[Link]:
@@ -131,9 +123,8 @@ def numbers(
     part: TableView, ranges: Mapping[str, physics.PhysicalRange], cited: Sources, needed: Collection[str] = ()
 ) -> tuple[dict[str, float], Sources]:
     """Return the numbers of these names and their sources, where a number is plain, or ``[number, "source"]``."""
-    missing = [key for key in needed if key not in part.table]
-    if missing:
-        raise Refusal(f"{part.named(missing[0])}: missing; {ranges[missing[0]].kind} are needed", part.named(missing[0]))
+    if missing := next((key for key in needed if key not in part.table), ""):
+        raise Refusal(f"{part.named(missing)}: missing; {ranges[missing].kind} are needed", part.named(missing))
     values: dict[str, float] = {}
     sources: Sources = {}
     for key in (key for key in ranges if key in part.table):
@@ -188,7 +179,11 @@ def read_cluster(text: str) -> Cluster:
     text = text.strip()
     count, path = split_count(text)
     hosts = {} if count is None else {"num_hosts": count}
-    whole = TableView(_document(path) | hosts)
+    try:
+        document = decode_text(read_bytes(expand_home(path), "cluster", most=MOST_BYTES))
+    except Refusal as error:
+        raise Refusal(str(error), "cluster") from None
+    whole = TableView(parse_toml(document, f"cluster '{path}'", "cluster") | hosts)
     try:
         stem = Path(path).stem
         check_keys(whole, FIELDS, HOMES)
@@ -203,10 +198,8 @@ def read_cluster(text: str) -> Cluster:
         place = with_inside_link(place, links["intra"]) if "intra" in links else place
         place = with_between(place, links["inter"]) if "inter" in links else place
         called = line(whole, "name") or line(whole, "key") or f"hosts of {place.gpus_per_host} {kind.name}"
-        described = replace(
-            place, name=called, note=line(whole, "note"), sources=sources, bridge=links.get("bridge", place.bridge), remark=remark
-        )
-        return replace(with_fields(described, counts), key=text)
+        facts = {"key": text, "name": called, "note": line(whole, "note"), "sources": sources, "remark": remark}
+        return with_fields(place, {"bridge": links.get("bridge", place.bridge), **facts, **counts})
     except ValueError as error:
         raise Refusal(f"cluster '{text}': {error}", "cluster", getattr(error, "nearest", ())) from None
 
@@ -217,14 +210,6 @@ def split_count(text: str) -> tuple[int | None, str]:
     return (int(match[1]), match[2]) if match and not os.path.exists(expand_home(text)) else (None, text)
 
 
-def _document(path: str) -> dict[str, object]:
-    try:
-        text = decode_text(read_bytes(expand_home(path), "cluster", most=MOST_BYTES))
-    except Refusal as error:
-        raise Refusal(str(error), "cluster") from None
-    return parse_toml(text, f"cluster '{path}'", "cluster")
-
-
 def _chip(whole: TableView, links: dict[str, Link], cited: Sources, stem: str) -> tuple[Chip, str]:
     """Return a chip of the catalogue, or a described one with its links, else the cluster's, and what is assumed of it."""
     if "chip" not in whole.table:
@@ -232,9 +217,8 @@ def _chip(whole: TableView, links: dict[str, Link], cited: Sources, stem: str) -
     if isinstance(named := whole.table["chip"], str):
         return chip(named), ""
     part = TableView.of(named, "chip", "a name, or a table as in catalog/chips,")
-    return described_chip(
-        part, {name: _usual_link(part, name, links) for name in ("intra", "inter")}, cited | citations(part), stem
-    )
+    usual = {name: _usual_link(part, name, links) for name in ("intra", "inter")}
+    return described_chip(part, usual, cited | citations(part), stem)
 
 
 def _usual_link(part: TableView, name: str, links: dict[str, Link]) -> str:
@@ -243,16 +227,11 @@ def _usual_link(part: TableView, name: str, links: dict[str, Link]) -> str:
         return _check_scope(link(part.text(name)), name, part.text(name)).key
     if name not in links:
         raise Refusal(f"{name}: missing, and a described chip has no usual one; name a link, or describe it in [{name}]", name)
-    linked = links[name]
-    return (
-        linked.key
-        if find("links", linked.key) == linked.key
-        else nearest_links(linked.kind, name, linked.bandwidth_Bps, name)[0].key
-    )
+    one = links[name]
+    return one.key if one.key in stems("links") else nearest_links(one.kind, name, one.bandwidth_Bps, name)[0].key
 
 
 def _link(whole: TableView, name: str, cited: Sources, key: str) -> tuple[Link, str]:
-    """Return a link of the catalogue, or one of its own and what is assumed of it."""
     entry = whole.table[name]
     if isinstance(entry, str):
         return _check_scope(link(entry), SCOPES[name], entry), ""

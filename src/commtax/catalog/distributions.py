@@ -70,9 +70,7 @@ def lengths(text: str | float, side: Side = "inputs", argument: str = "lengths")
             nearest = f"uniform:{high:g}-{low:g}"
             raise Refusal(f"{argument} 'uniform:{rest}': the least comes first; nearest valid: {nearest}", argument, (nearest,))
         return Lengths("uniform", (low + high) / 2, low, high)
-    if kind.lower() == "lognormal":
-        return _lognormal(rest, argument)
-    return _data_set_lengths(word, side, argument)
+    return _lognormal(rest, argument) if kind.lower() == "lognormal" else _data_set_lengths(word, side, argument)
 
 
 def _tokens(text: str, argument: str) -> float:
@@ -87,14 +85,19 @@ def _tokens(text: str, argument: str) -> float:
 
 
 def _options(rest: str, allowed: tuple[str, ...], argument: str, kind: str) -> dict[str, float]:
-    """Return ``mean=512,p90=1200`` as numbers."""
     values = {}
     for part in rest.split(","):
         name, equals, value = part.strip().partition("=")
         if name not in allowed or not equals:
             hint = suggest(name, allowed) or f"; it takes {', '.join(f'{n}=' for n in allowed)}"
             raise Refusal(f"{argument} '{kind}:{rest[:60]}': unknown part '{part[:20]}'{hint}", argument, allowed)
-        values[name] = _sigma(value, argument) if name == "sigma" else _tokens(value, argument)
+        if name != "sigma":
+            values[name] = _tokens(value, argument)
+        elif not 0 <= (sigma := _number(value)) <= 4:
+            nearest, rule = 4 if sigma > 4 else 1, "no spread of logarithms from 0 to 4"
+            raise Refusal(f"{argument}: sigma={value[:20]} is {rule}; nearest valid: {nearest}", argument, (nearest,))
+        else:
+            values[name] = sigma
     return values
 
 
@@ -106,30 +109,9 @@ def _number(text: str) -> float:
         return -1.0
 
 
-def _sigma(text: str, argument: str) -> float:
-    value = _number(text)
-    if not 0 <= value <= 4:
-        nearest, rule = 4 if value > 4 else 1, "no spread of logarithms from 0 to 4"
-        raise Refusal(f"{argument}: sigma={text[:20]} is {rule}; nearest valid: {nearest}", argument, (nearest,))
-    return value
-
-
 def _lognormal(rest: str, argument: str) -> Lengths:
-    options = _options(rest, ("mean", "p50", "p90", "sigma", "max"), argument, "lognormal")
-    shape = {name: value for name, value in options.items() if name != "max"}
-    _check_shape(shape, rest, argument)
-    if "sigma" in shape:
-        mean = shape.get("mean") or shape["p50"] * float(np.exp(shape["sigma"] ** 2 / 2))
-        fitted = Lengths("lognormal", mean, sigma=shape["sigma"])
-    elif "mean" in shape:
-        fitted = lognormal_with_mean(**shape)
-    else:
-        fitted = lognormal_of_quantiles(**shape)
-    return replace(fitted, high=options["max"]) if "max" in options else fitted
-
-
-def _check_shape(shape: Mapping[str, float], rest: str, argument: str) -> None:
-    """Refuse figures that make no lognormal: two do (mean, p50 and p90 may be three), but some pairs have none."""
+    shape = _options(rest, ("mean", "p50", "p90", "sigma", "max"), argument, "lognormal")
+    most = shape.pop("max", None)
     where, names = f"{argument} 'lognormal:{rest}'", set(shape)
     if len(names) < 2 or ("sigma" in names and (len(names) > 2 or "p90" in names)):
         raise Refusal(f"{where}: give two of mean, p50 and p90, or sigma with mean or p50; such as mean=512,p90=1200", argument)
@@ -141,10 +123,16 @@ def _check_shape(shape: Mapping[str, float], rest: str, argument: str) -> None:
     if mean and p90 and not mean <= p90 <= _ROOMIEST * mean:
         nearest = mean if p90 < mean else _ROOMIEST * mean
         raise Refusal(f"{where}: p90 of a lognormal is 1 to {_ROOMIEST:.3g} means; nearest valid: p90={nearest:.4g}", argument)
+    if "sigma" in shape:
+        fitted = Lengths("lognormal", mean or shape["p50"] * float(np.exp(shape["sigma"] ** 2 / 2)), sigma=shape["sigma"])
+    elif "mean" in shape:
+        fitted = lognormal_with_mean(**shape)
+    else:
+        fitted = lognormal_of_quantiles(**shape)
+    return replace(fitted, high=most) if most else fitted
 
 
 def _data_set_lengths(word: str, side: Side, argument: str) -> Lengths:
-    """Return a data set that ships here, as it is, times a factor, or scaled to a mean."""
     match = re.fullmatch(rf"([^*:]+)(?:\*({_NUMBER}))?(?::(.*))?", word)
     stem = find("lengths", match[1]) if match else ""
     if not match or not stem:
@@ -158,12 +146,10 @@ def _data_set_lengths(word: str, side: Side, argument: str) -> Lengths:
     points = tuple(float(q) for q in column["quantiles"])
     plain_lengths = Lengths("quantiles", float(column["mean"]), quantiles=points, source=data.key, correlation=data.correlation)
     options = _options(match[3], ("mean", "max"), argument, word.partition(":")[0]) if match[3] is not None else {}
-    text = match[2]
-    value = _number(text or "1")
-    if not 1e-3 <= value <= 1e3:
-        raise Refusal(f"{argument}: '*{text}' is no factor from 0.001 to 1000; nearest valid: *1", argument)
-    factor = value * (options["mean"] / plain_lengths.mean if "mean" in options else 1.0)
-    whole = plain_lengths.scaled(factor)
+    factor = _number(match[2] or "1")
+    if not 1e-3 <= factor <= 1e3:
+        raise Refusal(f"{argument}: '*{match[2]}' is no factor from 0.001 to 1000; nearest valid: *1", argument)
+    whole = plain_lengths.scaled(factor * (options["mean"] / plain_lengths.mean if "mean" in options else 1.0))
     return replace(whole, high=options["max"]) if "max" in options else whole
 
 
@@ -184,11 +170,10 @@ def _from_file(path: str, side: Side, argument: str) -> Lengths:
         return quantile_lengths(_column(rows[headed:], 0, path, argument), FILE_POINTS)
     if COLUMNS[side] not in names:
         raise Refusal(f"{argument} 'file:{path}': no column {COLUMNS[side]}; it has {', '.join(names)[:80]}", argument)
-    column = _column(rows[1:], names.index(COLUMNS[side]), path, argument)
-    both = all(name in names for name in COLUMNS.values())
-    pair = [_column(rows[1:], names.index(name), path, argument) for name in COLUMNS.values()] if both else []
-    linked = rank_correlation(*pair) if pair else 0.0
-    return replace(quantile_lengths(column, FILE_POINTS), source=f"file:{path}", correlation=linked)
+    columns = {side: _column(rows[1:], names.index(COLUMNS[side]), path, argument)}
+    columns |= {one: _column(rows[1:], names.index(name), path, argument) for one, name in COLUMNS.items() if name in names}
+    linked = rank_correlation(*columns.values()) if len(columns) > 1 else 0.0
+    return replace(quantile_lengths(columns[side], FILE_POINTS), source=f"file:{path}", correlation=linked)
 
 
 def _column(rows: list[tuple[int, list[str]]], place: int, path: str, argument: str) -> Array:
@@ -234,13 +219,8 @@ def rank_correlation(first: Array, second: Array) -> float:
     >>> rank_correlation(np.array([1, 2, 3]), np.array([9, 7, 5])), rank_correlation(np.array([1, 1]), np.array([2, 3]))
     (-1.0, 0.0)
     """
-    one, other = _ranks(first), _ranks(second)
-    if np.ptp(one) == 0 or np.ptp(other) == 0:
-        return 0.0
-    return round(float(np.corrcoef(one, other)[0, 1]), 9)
-
-
-def _ranks(values: Array) -> Array:
-    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    return np.asarray((ends - (counts - 1) / 2)[which])
+    ranks = []
+    for values in (first, second):
+        _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
+        ranks.append((np.cumsum(counts) - (counts - 1) / 2)[which])
+    return 0.0 if any(np.ptp(one) == 0 for one in ranks) else round(float(np.corrcoef(ranks[0], ranks[1])[0, 1]), 9)

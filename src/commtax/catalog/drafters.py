@@ -29,8 +29,7 @@ class MeasuredAcceptance:
 
     def borrowed_from(self, model: str) -> str:
         """Return what is assumed where it answers for a model: ``with llama-3.1-8b on MT-Bench``, or "" where nothing is."""
-        borrowed = [f"with {self.model}"] if self.model and self.model != model else []
-        return " ".join([*borrowed, *([f"on {self.on}"] if self.on else [])])
+        return " ".join([f"with {self.model}"] * (self.model not in ("", model)) + [f"on {self.on}"] * bool(self.on))
 
 
 def accepted_spread(measured: MeasuredAcceptance | None, model: str) -> float:
@@ -46,8 +45,7 @@ def measured_acceptances() -> Sequence[MeasuredAcceptance]:
 
 
 def measured_acceptance(method: str, architecture: str, drafts: int, text: str = "") -> MeasuredAcceptance | None:
-    """Return the nearest measurement: of this architecture before any, of as many drafts or the next fewer, or None where there is
-    none.
+    """Return the nearest measurement: of this architecture before any, of as many drafts or the next fewer.
 
     Where no text is asked for it is chat; but an architecture's own figures on other text come before another one's on chat.
 
@@ -56,14 +54,11 @@ def measured_acceptance(method: str, architecture: str, drafts: int, text: str =
     >>> measured_acceptance("dspark", "DeepseekV4ForCausalLM", 5).text
     'code'
     """
-    rows_of_method = [row for row in measured_acceptances() if row.method == method]
-    same = [row for row in rows_of_method if row.architecture == architecture]
-    others = {text} if text else {USUAL_TEXT, *(row.text for row in same[:1])}
-    texts = sorted(others, key=lambda one: one != (text or USUAL_TEXT))
-    tries = [(rows, one) for rows in (same, [row for row in rows_of_method if not row.architecture]) for one in texts]
-    for rows, one in tries:
-        fitting = sorted((row for row in rows if row.text == one), key=lambda row: row.drafts)
-        if fitting:
+    of_method = [row for row in measured_acceptances() if row.method == method]
+    same, any_model = ([row for row in of_method if row.architecture == name] for name in (architecture, ""))
+    texts = [text] if text else dict.fromkeys([USUAL_TEXT, *(row.text for row in same[:1])])
+    for rows, one in ((rows, one) for rows in (same, any_model) for one in texts):
+        if fitting := sorted((row for row in rows if row.text == one), key=lambda row: row.drafts):
             return max((row for row in fitting if row.drafts <= drafts), key=lambda row: row.drafts, default=fitting[0])
     return None
 
@@ -94,8 +89,8 @@ class DrafterKind:
 
 @lru_cache(maxsize=1)
 def drafter_kinds() -> Mapping[str, DrafterKind]:
-    entries = table("catalog/drafters.toml").items()
-    return {key: plain_record(DrafterKind, {"key": key, **entry}, "drafters.toml") for key, entry in entries}
+    rows = table("catalog/drafters.toml")
+    return {key: plain_record(DrafterKind, {"key": key, **row}, "drafters.toml") for key, row in rows.items()}
 
 
 @lru_cache(maxsize=64)
@@ -123,23 +118,10 @@ def _as_model(model: Model, kind: DrafterKind, blocks: tuple[Block, ...], like: 
     """Return a drafter's layers and head as a model: of the target's formats where they are its own layers, else in 16 bits."""
     shared = tuple(dict.fromkeys(blocks))
     extras = () if kind.layers == "mtp" and like else (Extra("fc.weight", (model.hidden, kind.joined * model.hidden), part="mtp"),)
-    return replace(
-        model,
-        key=f"{model.key}-{kind.key}",
-        blocks=shared,
-        layers=tuple(shared.index(block) for block in blocks),
-        vocab=kind.vocab or model.vocab,
-        tied=False,
-        tower=None,
-        mtp=(),
-        extras=extras,
-        lookback=0,
-        hyper=model.hyper if like else None,
-        quant=like.quant if like else None,
-        positions=0,
-        stored_bytes=0,
-        aliases=(),
-    )
+    alone = replace(model, key=f"{model.key}-{kind.key}", tied=False, tower=None, mtp=(), positions=0, stored_bytes=0, aliases=())
+    layers, vocab = tuple(shared.index(block) for block in blocks), kind.vocab or model.vocab
+    hyper, quant = (model.hyper, like.quant) if like else (None, None)
+    return replace(alone, blocks=shared, layers=layers, vocab=vocab, extras=extras, lookback=0, hyper=hyper, quant=quant)
 
 
 def _dense_blocks(model: Model, kind: DrafterKind, count: int) -> tuple[Block, ...]:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from commtax.catalog.hardware import link as link_of
 from commtax.catalog.loader import Table, find, is_same_version, nearest_version, plain_record, stems, suggest, table, version_parts
 from commtax.records import dataclass, replace
-from commtax.spec import Chip, Cluster, ExchangePath, Fabric, Link, Network, Path, Protocol, Spread
+from commtax.spec import Cluster, ExchangePath, Fabric, Link, Network, Path, Protocol, Spread
 from commtax.statement import Note, Refusal, Source
 
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", "broadcast")
@@ -66,9 +66,6 @@ class Hosts:
     contention: tuple[tuple[int, float], ...]
     most_Bps: float = math.inf
 
-    def serves(self, link: Link) -> bool:
-        return self.kind == link.kind and link.bandwidth_Bps <= self.most_Bps
-
 
 @dataclass(frozen=True, slots=True)
 class FittedTable:
@@ -100,7 +97,7 @@ class Library:
     efficiency: float = 0.8  # … and its share of the link's rate
     network: Network = field(default_factory=Network)
     networks: Mapping[str, Network] = field(default_factory=dict)  # … of generations that cross hosts otherwise
-    eager_floor_s: Mapping[str, float] = field(default_factory=dict)
+    eager_floor_s: Mapping[str, float] = field(default_factory=dict)  # least times of a collective that is launched from Python
     busy_s: float = 0.0  # as in ``Fabric``
     busy_Bps: float = math.inf
     kept_sms: int = 0
@@ -116,16 +113,8 @@ class Library:
         """Itself, and those that it falls back on."""
         return (self, *(library(self.fallback).chain if self.fallback else ()))
 
-    def eager_floor(self, chip: Chip) -> float:
-        """Return the least time of a collective that is launched from Python, of an unmeasured generation the longest."""
-        floors = self.eager_floor_s
-        return floors.get(chip.key, floors.get(chip.family, max(floors.values(), default=0.0)))
-
     def rows(self, family: str, kind: str, version: str = "") -> tuple[PathRow, ...]:
-        """Return what was measured on this kind of link: with this generation, else with its kin, else with whoever stands for all.
-
-        Of several versions the one that is asked for, or the nearest; the newest where none is asked for.
-        """
+        """Return what was measured on this kind of link with this generation, else its kin: the nearest version, or the newest."""
         for who in (family, self.kin.get(family), self.kin.get(kind)):
             if rows := tuple(r for r in self.path if who in r.families and kind in r.links):
                 versions = {r.version for r in rows if r.version}
@@ -180,9 +169,8 @@ def _by_world(numbers: Mapping[str, float]) -> list[tuple[int, float]]:
 def fabric(name: str, cluster: Cluster, measured: Measured = MappingProxyType({}), behind: str = "") -> Fabric:
     """Return the paths that a library has on a cluster's chips and inside link, noting what was never calibrated and is assumed.
 
-    ``own`` are a profile's paths by library: for the collectives that they tell of, they stand in for the library's. They
-    were measured on the inside link; bridged pairs keep the library's. ``behind`` is an engine's library, which takes over what
-    kernels of one kind leave to it.
+    ``measured`` are a profile's paths by library, which stand in for the library's but on bridged pairs. ``behind`` is an engine's
+    library, which takes over what kernels of one kind leave to it.
     """
     if cluster.bridge:
         return with_pairs(fabric(name, cluster.without_pairs, measured, behind), fabric(name, cluster.as_pairs, behind=behind))
@@ -193,7 +181,6 @@ def fabric(name: str, cluster: Cluster, measured: Measured = MappingProxyType({}
 
 
 def _made(wanted: Library, cluster: Cluster, version: str = "") -> Fabric:
-    """Return what ``_make`` makes, once for all clusters that it makes the same for."""
     links = tuple((x.key, x.kind, x.switched, x.mesh, x.bandwidth_Bps, x.latency_s) for x in (cluster.intra, cluster.inter))
     chip = (cluster.chip.key, cluster.chip.family, cluster.chip.memory_Bps)
     key = (wanted.key, wanted.ops, version, wanted.fallback, *chip, cluster.gpus_per_host, cluster.domain, *links)
@@ -216,11 +203,8 @@ def exchange(key: str, cluster: Cluster) -> Fabric:
 
 
 def fusion(cluster: Cluster, name: str = "") -> Fabric | None:
-    """Return the paths of a kernel that all-reduces, adds the residual and norms (``FUSED``), as its own file lists them for these
-    chips.
-
-    A kernel that was measured on this very chip goes before one of its family; a ``name`` asks for one of them, in a version.
-    """
+    """Return the paths of a kernel that all-reduces, adds the residual and norms (``FUSED``): the one that is named, or one that
+    was measured on this very chip before one of its family."""
     key, _, version = name.partition("@")
     chip, kind = cluster.chip, cluster.intra.kind
     matches = [
@@ -233,10 +217,7 @@ def fusion(cluster: Cluster, name: str = "") -> Fabric | None:
 
 
 def with_pairs(host: Fabric, pairs: Fabric) -> Fabric:
-    """Return a host's paths with those of the bridged pairs in it, of whose ranks every other one sends over PCIe.
-
-    What is assumed of either is said.
-    """
+    """Return a host's paths with those of the bridged pairs in it, of whose ranks every other one sends over PCIe."""
 
     def spared(path: Path) -> Path:
         return path if path.own else replace(path, contention=tuple((2 * n, slower) for n, slower in path.contention))
@@ -250,8 +231,7 @@ def with_pairs(host: Fabric, pairs: Fabric) -> Fabric:
 def _make(wanted: Library, cluster: Cluster, measured: Measured = MappingProxyType({}), version: str = "") -> Fabric:
     if wanted.key == "textbook":
         return _textbook(cluster)
-    last = wanted.chain[-1]
-    paths = _all_paths(wanted, cluster, measured, version)
+    last, paths = wanted.chain[-1], _all_paths(wanted, cluster, measured, version)
     missing = [op for op in wanted.ops if not any(p.op == op for p in paths)]
     made = tuple(_bound_latencies(_plain_ring(op, cluster.intra, last), last, cluster) for op in missing)
     calibrated = "all-reduce" not in missing and any(row.measured_with(cluster) for row in last.path)
@@ -265,23 +245,20 @@ def _make(wanted: Library, cluster: Cluster, measured: Measured = MappingProxyTy
         network = replace(network, label=Source("transferred", where, f"{last.key} over {between}"))
     spreads = tuple(s for one in (wanted, last) for s in _spreads(one, cluster))
     where = f"{cluster.intra.key} with {chip.key} are assumed"
-    same_chip = next((r for r in last.path if chip.key in r.measured_on and cluster.intra.kind in r.links), None)
-    never = f"{wanted.key} was never measured on {chip.key} with {cluster.intra.key}"
-    if same_chip:
-        hosts = f"hosts on {cluster.intra.kind} differ 2 to 8 times"
-        never = f"one host of {chip.key} was measured ({same_chip.reference}); {hosts}"
-    never_basis = f"{wanted.key} {chip.key} {cluster.intra.key}"
     is_measured = any(p.op == "all-reduce" for one in wanted.chain for p in measured.get(one.key, ()))
+    floors = wanted.eager_floor_s or last.eager_floor_s
+    count = len(_paths(wanted, cluster, measured, version)) if wanted.alone else 0  # of its own kernels, which any size may use
+    free = (*(replace(path, min_bytes=()) for path in paths[:count]), *paths[count:])
     return Fabric(
         name=f"{wanted.key}@{wanted.version}",
-        label=_source_inside(wanted, cluster, version) if calibrated else Source("assumed", f"assumed: {never}", never_basis),
+        label=_source_inside(wanted, cluster, version) if calibrated else _never_measured(wanted, cluster),
         paths={op: tuple(p for p in (*paths, *made) if p.op == op) for op in wanted.ops},
         network_paths={op: tuple(p for p in inside if p.op == op) for op in wanted.ops},
         network=replace(network, spread=_widest(spreads, "across", network.spread)),
         exchanges={key: exchange(key, cluster) for key in stems("exchanges")} if wanted.ops == OPS else {},
-        kernels=_of_any_size(paths, len(_paths(wanted, cluster, measured, version))) if wanted.alone else {},
+        kernels={op: tuple(path for path in free if path.op == op) for op in dict.fromkeys(path.op for path in free[:count])},
         fused=fusion(cluster) if wanted.ops == OPS else None,
-        eager_floor_s=(wanted if wanted.eager_floor_s else last).eager_floor(chip),
+        eager_floor_s=floors.get(chip.key, floors.get(chip.family, max(floors.values(), default=0.0))),
         busy_s=wanted.busy_s,
         busy_Bps=wanted.busy_Bps,
         kept_sms=wanted.kept_sms,
@@ -290,6 +267,15 @@ def _make(wanted: Library, cluster: Cluster, measured: Measured = MappingProxyTy
         copying_sms=wanted.copying_sms,
         note="" if calibrated or is_measured else Note("assumed links", f"collectives on {where}: calibrate before you trust them"),
     )
+
+
+def _never_measured(wanted: Library, cluster: Cluster) -> Source:
+    chip, link = cluster.chip.key, cluster.intra
+    same_chip = next((r for r in wanted.chain[-1].path if chip in r.measured_on and link.kind in r.links), None)
+    never = f"{wanted.key} was never measured on {chip} with {link.key}"
+    if same_chip:
+        never = f"one host of {chip} was measured ({same_chip.reference}); hosts on {link.kind} differ 2 to 8 times"
+    return Source("assumed", f"assumed: {never}", f"{wanted.key} {chip} {link.key}")
 
 
 def _spreads(one: Library, cluster: Cluster) -> tuple[Spread, ...]:
@@ -303,9 +289,9 @@ def _spreads(one: Library, cluster: Cluster) -> tuple[Spread, ...]:
 
 def _source_inside(wanted: Library, cluster: Cluster, version: str) -> Source:
     """Return "calibrated" for the requested version, or "transferred" from the nearest that was measured."""
-    versions = {r.version for r in wanted.rows(cluster.chip.family, cluster.intra.kind, version) if r.version}
-    if cluster.chip.key in wanted.elsewhere:
-        chip = cluster.chip
+    chip = cluster.chip
+    versions = {r.version for r in wanted.rows(chip.family, cluster.intra.kind, version) if r.version}
+    if chip.key in wanted.elsewhere:
         return Source("transferred", f"transferred from {wanted.key} on {chip.family} in other hosts", f"{wanted.key} {chip.key}")
     if not version or not versions or any(is_same_version(version, one) for one in versions):
         return CALIBRATED
@@ -327,43 +313,34 @@ def _all_paths(wanted: Library, cluster: Cluster, measured: Measured, version: s
     return chained
 
 
-def _of_any_size(paths: tuple[Path, ...], count: int) -> Mapping[str, tuple[Path, ...]]:
-    """Return paths of the collectives that the first ``count`` of them serve, without their least sizes."""
-    free = (*(replace(path, min_bytes=()) for path in paths[:count]), *paths[count:])
-    return {op: tuple(path for path in free if path.op == op) for op in dict.fromkeys(path.op for path in free[:count])}
-
-
 def _widest(spreads: tuple[Spread, ...], where: str, default: float) -> float:
     """Return the all-reduce's spread over all sizes, for those who do not ask by size."""
     return max((s.factor for s in spreads if s.where == where and (not s.ops or "all-reduce" in s.ops)), default=default)
 
 
 def _paths(one: Library, cluster: Cluster, measured: Measured, version: str) -> tuple[Path, ...]:
-    """Return the paths of one library on this cluster: as measured there, else as calibrated for its family and link."""
-    here = measured.get(one.key, ())
-    return (*here, *(p for p in _usual_paths(one, cluster, version) if p.op not in {o.op for o in here}))
-
-
-def _usual_paths(one: Library, cluster: Cluster, version: str) -> tuple[Path, ...]:
-    """Return the paths of one library for this family of chips on this kind of link, scaled to the link's rate. A link of another
-    rate than the measured one keeps the latencies, so that a faster link is never slower; another generation has its own."""
-    family = cluster.chip.family
-    measured = one.rows(family, cluster.intra.kind, version)
-    rows = [r for r in measured if r.path.algorithm != "in-switch" or cluster.intra.switched]
-    hosts = next((h.contention for h in one.chain[-1].hosts if h.serves(cluster.intra)), ())
-    paths = ((_path(row, op, cluster, hosts), row) for row in rows for op in row.ops)
-    return tuple(
-        path if family in row.families else _moved_waits(_bound_latencies(path, one, cluster), row, cluster, one.kin)
-        for path, row in paths
-    )
+    """Return the paths of one library on this cluster: as measured there, else as calibrated for its family, at the link's rate.
+    Another rate keeps the latencies, so that a faster link is never slower; another generation has its own."""
+    family, link, here = cluster.chip.family, cluster.intra, measured.get(one.key, ())
+    hosts = next((h.contention for h in one.chain[-1].hosts if h.kind == link.kind and link.bandwidth_Bps <= h.most_Bps), ())
+    paths, done = list(here), {path.op for path in here}
+    for row in one.rows(family, link.kind, version):
+        if row.path.algorithm != "in-switch" or link.switched:
+            rate, local_s = (
+                row.path.bandwidth_Bps * link.bandwidth_Bps / row.link.bandwidth_Bps,
+                row.passes / cluster.chip.memory_Bps,
+            )
+            usual = row.path if row.measured_with(cluster) else replace(row.path, contention=hosts, spread=0.0, ranks=())
+            made = replace(usual, bandwidth_Bps=rate, mesh=link.mesh, local_s=local_s)
+            for path in (replace(made, op=op) for op in row.ops if op not in done):
+                strange = family not in row.families
+                paths.append(_moved_waits(_bound_latencies(path, one, cluster), row, cluster, one.kin) if strange else path)
+    return tuple(paths)
 
 
 def _moved_waits(path: Path, row: PathRow, cluster: Cluster, kin: Mapping[str, str]) -> Path:
     """Move an exchange's constants to another generation: what waits for other ranks goes as an all-reduce of a few bytes does.
-
-    That does little but write to all others and wait for them. The times of Hopper's exchanges, whose bytes under way return sooner
-    too, follow from Blackwell's within 14 % so, and within 23 % unmoved (benchmarks/fit_exchanges.py).
-    """
+    Hopper's exchanges follow from Blackwell's within 14 % so, and within 23 % unmoved (benchmarks/fit_exchanges.py)."""
     if not isinstance(path, ExchangePath) or "waits" not in kin:
         return path
 
@@ -376,23 +353,8 @@ def _moved_waits(path: Path, row: PathRow, cluster: Cluster, kin: Mapping[str, s
     return replace(path, launch_s=path.launch_s * waits, expert_s=path.expert_s * waits, sm_Bps=path.sm_Bps / waits)
 
 
-def _path(row: PathRow, op: str, cluster: Cluster, hosts: tuple[tuple[int, float], ...]) -> Path:
-    here, rate = row.measured_with(cluster), cluster.intra.bandwidth_Bps / row.link.bandwidth_Bps
-    return replace(
-        row.path,
-        op=op,
-        bandwidth_Bps=row.path.bandwidth_Bps * rate,
-        contention=row.path.contention if here else hosts,
-        mesh=cluster.intra.mesh,
-        local_s=row.passes / cluster.chip.memory_Bps,
-        spread=row.path.spread if here else 0.0,
-        ranks=row.path.ranks if here else (),
-    )
-
-
 def _bound_latencies(path: Path, one: Library, cluster: Cluster) -> Path:
-    """Hold constants of other chips to what this generation has on the link that it was measured on. Starting a collective is the
-    chip's work: its latencies are not less on a slower link, nor more on a faster one."""
+    """Hold latencies, which are the chip's work, to this generation's: no less on a slower link, no more on a faster one."""
     for home, link in _home(path, one, cluster.chip.family):
         bound = max if cluster.intra.bandwidth_Bps < link.bandwidth_Bps else min
         path = replace(path, **{name: bound(getattr(path, name), getattr(home, name)) for name in LATENCIES})
@@ -400,8 +362,7 @@ def _bound_latencies(path: Path, one: Library, cluster: Cluster) -> Path:
 
 
 def _home(path: Path, one: Library, family: str) -> list[tuple[Path, Link]]:
-    """Return latencies of the path's algorithm as measured with this generation, or its kin, by a library and its fallbacks, and
-    the link that they were measured on. Where its collective was not measured, the plain ring's are returned."""
+    """Return the path's algorithm, or the plain ring, as measured with this generation or its kin, and the link of that."""
     for who in (family, *(other.kin[family] for other in one.chain if family in other.kin)):
         rows = [r for other in one.chain for r in other.path if who in r.families]
         same = [r for r in rows if path.op in r.ops]

@@ -4,7 +4,6 @@ A chip is known by the words of its key and of its aliases in the catalogue, in 
 they stand; nothing is looked up anywhere."""
 
 import re
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -42,31 +41,20 @@ def find_device_chip(text: str) -> str:
     >>> [find_device_chip(f"NVIDIA {name}") for name in ("A100-SXM4-80GB", "GeForce RTX 2080 Ti", "GeForce RTX 3090 Ti", "L40S")]
     ['a100-80-sxm', '', '', 'l40s']
     """
-    key = _by_words(text)
-    if not key:
+    if not (key := _by_words(text)):
         return ""
-    allowed = {_without_socket(word) for name in (key, chip(key).name, *chip(key).aliases) for word in _words(name)}
-    return key if {_without_socket(word) for word in _words(text)} <= allowed | set(_spellings()["device_words"]) else ""
-
-
-def _without_socket(word: str) -> str:
-    """Return ``sxm`` for any generation of it.
-
-    >>> _without_socket("sxm4"), _without_socket("pcie")
-    ('sxm', 'pcie')
-    """
-    return re.sub(r"^sxm\d$", "sxm", word)
+    names = (text, key, chip(key).name, *chip(key).aliases)
+    stated, *allowed = ({re.sub(r"^sxm\d$", "sxm", word) for word in _words(name)} for name in names)  # of whatever generation
+    return key if stated <= set(_spellings()["device_words"]).union(*allowed) else ""
 
 
 def _by_words(text: str) -> str:
-    """Return the chip of whose names most words stand in a text."""
-    words = _words(text)
-    if spelled := _squeezed_chips().get(letters_and_digits(COUNT.sub("", text.lower()))):
+    words, (by_letters, by_words) = _words(text), _chip_names()
+    if spelled := by_letters.get(letters_and_digits(COUNT.sub("", text.lower()))):
         return spelled
-    matches = [(name, key) for name, key in _chips_by_words() if set(name) <= set(words)]
+    matches = [(name, key) for name, key in by_words if set(name) <= set(words)]
     # The name of most words is the nearest one; of two chips the one that is told first.
-    best = min(matches, key=lambda one: (-len(one[0]), min(map(words.index, one[0]))), default=((), ""))
-    return best[1]
+    return min(matches, key=lambda one: (-len(one[0]), min(map(words.index, one[0]))), default=((), ""))[1]
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -75,19 +63,12 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(word for word in re.split(r"[^a-z0-9]+", BARE_MEMORY.sub(r"-\1gb", plain)) if word)
 
 
-def _chip_names() -> Iterator[tuple[str, str]]:
-    """Yield every name of every chip, without hosts that have none, which are no chips of a table."""
-    yield from ((name, key) for key in stems("chips") if chip(key).vendor != "generic" for name in (key, *chip(key).aliases))
-
-
 @lru_cache(maxsize=1)
-def _chips_by_words() -> tuple[tuple[tuple[str, ...], str], ...]:
-    return tuple(dict.fromkeys((_words(name), key) for name, key in _chip_names()))
-
-
-@lru_cache(maxsize=1)
-def _squeezed_chips() -> dict[str, str]:
-    return {letters_and_digits(name.lower()): key for name, key in _chip_names()}
+def _chip_names() -> tuple[dict[str, str], tuple[tuple[tuple[str, ...], str], ...]]:
+    """Return chips by their names' letters, and by their words, without hosts that have none, which are no chips of a table."""
+    names = [(name, key) for key in stems("chips") if chip(key).vendor != "generic" for name in (key, *chip(key).aliases)]
+    by_words = tuple(dict.fromkeys((_words(name), key) for name, key in names))
+    return {letters_and_digits(name.lower()): key for name, key in names}, by_words
 
 
 def letters_and_digits(name: str) -> str:
@@ -121,8 +102,7 @@ FILLERS = re.compile(r"\b(?:gpus?|an?|the|nvidia|amd|instinct)\b|[,;()]")
 COUNTED = (
     re.compile(r"()()([a-z0-9].*?) ?([x:] ?\d{1,7})"),
     re.compile(r"(?:(\d{1,7})(?: ?[x:] ?| ))?(?:(\d{1,7})(?: ?[x:-] ?| |(?=[a-z])))?((?<!\d)\d{4}|[a-z].*)()"),
-)
-"""A count behind a name, and counts before it."""
+)  # a count behind a name, and counts before it
 LONGEST = 100  # signs of a text that may mean something
 
 

@@ -56,14 +56,12 @@ def _words(one: Chip) -> frozenset[str]:
 
 def _has_words_of(one: Chip, name: str) -> bool:
     """Check that the driver's name has the chip's words and no other form factor. cards in bridged sets always say ``NVL``."""
-    parts_of_name = re.findall(r"[a-z0-9]+", name[:200].lower())
-    if not parts_of_name:
+    parts = re.findall(r"[a-z0-9]+", name[:200].lower())
+    if not parts:
         return one.vendor != "generic"
-    parts = one.key.split("-")
-    form = next((f for f in _FORM_FACTORS if f in parts), "")
-    stated = next((f for f in _FORM_FACTORS if any(w.startswith(f) for w in parts_of_name)), "")
-    unsaid = not form or (not stated and form != "nvl")
-    return _words(one) <= set(parts_of_name) and (unsaid or form == stated)
+    form = next((f for f in _FORM_FACTORS if f in one.key.split("-")), "")
+    stated = next((f for f in _FORM_FACTORS if any(w.startswith(f) for w in parts)), "")
+    return _words(one) <= set(parts) and (not form or (not stated and form != "nvl") or form == stated)
 
 
 @lru_cache(maxsize=256)
@@ -74,10 +72,11 @@ def link(name: str) -> Link:
     whole = record(Link, table("links", stem), f"links/{stem}")
     if not counted:
         return whole
-    if not whole.num_links or not re.fullmatch(r"\d{1,3}", count) or not 1 <= int(count) <= whole.num_links:
-        rule = f"1 to {whole.num_links} links are bonded in {stem}" if whole.num_links else f"{stem} is not counted in links"
-        near = f"{stem}@{whole.num_links}" if whole.num_links else stem
-        raise Refusal(f"link '{name}': {rule}; nearest valid: {near}", "link")
+    if not whole.num_links:
+        raise Refusal(f"link '{name}': {stem} is not counted in links; nearest valid: {stem}", "link")
+    if not re.fullmatch(r"\d{1,3}", count) or not 1 <= int(count) <= whole.num_links:
+        rule = f"1 to {whole.num_links} links are bonded in {stem}; nearest valid: {stem}@{whole.num_links}"
+        raise Refusal(f"link '{name}': {rule}", "link")
     rate = whole.bandwidth_Bps * int(count) / whole.num_links
     return replace(whole, key=f"{stem}@{count}", num_links=int(count), bandwidth_Bps=rate, name=f"{whole.name}, {count} links")
 

@@ -30,12 +30,12 @@ def complete_config(config: Config, shared: tuple[str, ...]) -> tuple[Config, li
     lacking = [names.split() for names in shared if all(s.get(n) is None for s in (config, text) for n in names.split())]
     for key, theirs in _configs_of_same_sizes(text) if lacking else ():
         for names in list(lacking):
-            for place, section in ((filled, text_section(theirs)), (outer, theirs)):
-                if name := next((n for n in names if n in section), ""):
-                    place[name] = section[name]
-                    notes.append(Note("completed", f"{name} is taken from {key}, a model of the same sizes: the config has none"))
-                    lacking.remove(names)
-                    break
+            sections = ((filled, text_section(theirs)), (outer, theirs))
+            if match := next(((*pair, name) for pair in sections for name in names if name in pair[1]), None):
+                place, section, name = match
+                place[name] = section[name]
+                notes.append(Note("completed", f"{name} is taken from {key}, a model of the same sizes: the config has none"))
+                lacking.remove(names)
     return ({**outer, "text_config": filled} if text is not config else {**filled, **outer}), notes
 
 
@@ -61,15 +61,11 @@ NOTHING = Model("", "", 1, 1, (), (), 1)  # what is read of a config that cannot
 NEUTRAL = re.compile(
     r"^(architectures|auto_map|model_type|transformers_version|text_config|quantization_config|torch_dtype|dtype|use_cache)$"
     r"|_token_id$|^_|rope|rotary|dropout|initializer|norm_eps|epsilon|hidden_act|pretraining_tp|loss|output_(attentions|hidden)"
-)
-"""Fields that change no size, no count and no cost."""
+)  # fields that change no size, no count and no cost
 
 
 def from_config(config: Mapping[str, object], key: str, read_as: str = "") -> Model:
-    """Return the model that a ``config.json`` describes, or refuse it by the architecture or the fields at fault.
-
-    ``read_as``: the family whose fields they are taken for, whatever architecture the config names.
-    """
+    """Return the model of a ``config.json``, ``read_as`` a family's where one is named, or refuse it by the fields at fault."""
     listed = config.get("architectures")
     stated = listed[0] if isinstance(listed, list) and listed and isinstance(listed[0], str) else ""
     name = find_family(read_as, config) if read_as else stated
@@ -79,6 +75,9 @@ def from_config(config: Mapping[str, object], key: str, read_as: str = "") -> Mo
     model, fields = _read(name, whole)
     if fields.bad:
         raise Refusal(f"model {key}: {name} config lacks or has unreadable fields: {', '.join(dict.fromkeys(fields.bad))}", "model")
+    dtype = next((s[k] for s in (whole, text_section(whole)) for k in ("torch_dtype", "dtype") if s.get(k)), "bfloat16")
+    if not isinstance(dtype, str) or dtype not in _DTYPES:
+        raise Refusal(f"model {key}: dtype {dtype!r} is not one of {', '.join(_DTYPES)}", "model")
     if model.tower is None and config.get("vision_config"):
         notes.append(Note("no-tower", f"the vision tower is left out: {name} is read without one"))
     if read_as:
@@ -90,7 +89,7 @@ def from_config(config: Mapping[str, object], key: str, read_as: str = "") -> Mo
         model,
         key=key,
         architecture=name,
-        dtype=_dtype(fields, key),
+        dtype=_DTYPES[dtype],
         quant=quantisation_of_config(config, name, key),
         residual_stream=not ARCHITECTURES[name].plain_residual,
         moe_sequence_parallel=ARCHITECTURES[name].sequence_parallel_moe,
@@ -99,9 +98,7 @@ def from_config(config: Mapping[str, object], key: str, read_as: str = "") -> Mo
 
 
 def _read(name: str, config: Mapping[str, object]) -> tuple[Model, Fields]:
-    """Return what a family makes of a config, and the fields with what is wrong with them."""
-    fields = Fields(config)
-    model = NOTHING
+    fields, model = Fields(config), NOTHING
     try:
         model = ARCHITECTURES[name].read(fields)
         if any(x < 1 for a in model.attentions for x in (a.head_dim, a.v_head_dim, a.num_kv_heads)):
@@ -120,8 +117,7 @@ def find_family(name: str, config: Mapping[str, object]) -> str:
     if not matches:
         families = sorted({family_name(a) for a in architectures()})
         raise Refusal(f"as '{name}': no such family{suggest(name, families)} ({', '.join(families)})", "as", families)
-    nested = isinstance(config.get("text_config"), Mapping)
-    return max(matches, key=lambda a: a.endswith("ForConditionalGeneration") == nested)
+    return max(matches, key=lambda a: a.endswith("ForConditionalGeneration") == (text_section(config) is not config))
 
 
 def _is_registered(name: str) -> bool:
@@ -155,12 +151,11 @@ USUAL = "LlamaForCausalLM"  # whose layers most others follow
 def _nearest(config: Mapping[str, object], stated: str) -> str:
     """Return the family that can read the config and knows most of its fields, and of equals one of a similar name, else Llama."""
 
-    def fit(name: str) -> tuple[int, float, bool]:
-        whole, _ = complete_config(config, ARCHITECTURES[name].shared)
-        fields = _read(name, whole)[1]
-        used = len(fields.names_read & {*config, *text_section(config)})
-        import difflib
+    import difflib
 
+    def fit(name: str) -> tuple[int, float, bool]:
+        fields = _read(name, complete_config(config, ARCHITECTURES[name].shared)[0])[1]
+        used = len(fields.names_read & {*config, *text_section(config)})
         alike = difflib.SequenceMatcher(None, family_name(stated), family_name(name)).ratio()
         return (-1 if fields.bad else used), alike if alike > SIMILAR else 0.0, name == USUAL
 
@@ -168,12 +163,3 @@ def _nearest(config: Mapping[str, object], stated: str) -> str:
     if fit(name)[0] < 0:
         return f", and no family has the fields that it needs; the nearest by name is {family_name(name)}"
     return f"; nearest family: {family_name(name)} (--as {family_name(name)} reads it so, labelled as assumed)"
-
-
-def _dtype(fields: Fields, key: str) -> str:
-    text = fields.config.get("text_config")
-    nested = text if isinstance(text, Mapping) else {}
-    name = next((s[k] for s in (fields.config, nested) for k in ("torch_dtype", "dtype") if s.get(k)), "bfloat16")
-    if not isinstance(name, str) or name not in _DTYPES:
-        raise Refusal(f"model {key}: dtype {name!r} is not one of {', '.join(_DTYPES)}", "model")
-    return _DTYPES[name]

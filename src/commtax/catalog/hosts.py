@@ -44,11 +44,9 @@ def usual_library(made: Chip) -> str:
 
 def catalogued_hosts(text: str) -> Cluster | None:
     """Return a catalogued host, or ``Nx`` of them, where a rack is as many hosts as its file says."""
-    match = re.fullmatch(r"(?:(\d{1,15})x)?(.+)", normal(text))
-    tries = [(1, normal(text))] + ([(int(match[1]), match[2])] if match and match[1] else [])
-    for hosts, name in tries:
-        stem = find("clusters", name)
-        if stem and hosts >= 1:
+    match = re.fullmatch(r"(\d{1,15})x(.+)", normal(text))
+    for hosts, name in ((1, normal(text)), *([(int(match[1]), match[2])] if match else [])):
+        if (stem := find("clusters", name)) and hosts >= 1:
             host = {name: entry for name, entry in table("clusters", stem).items() if name != "aliases"}
             parts = {"chip": chip(host["chip"]), "intra": link(host["intra"]), "inter": link(host["inter"])}
             alone = {} if "num_hosts" in host else {"num_hosts": 1}
@@ -63,10 +61,7 @@ def unit_hosts(stem: str) -> int:
 
 
 def parse_counts(text: str) -> Cluster:
-    """Read ``HOSTSxGPUSxCHIP`` or ``GPUSxCHIP``, in whatever words, where a chip alone is one GPU.
-
-    Chips that NVLink joins across hosts come in trays, however they are counted: 72xgb200 and 1x72xgb200 are 18x4xgb200.
-    """
+    """Read ``HOSTSxGPUSxCHIP`` or ``GPUSxCHIP``, in whatever words. A rack's trays are its hosts: 72xgb200 is 18x4xgb200."""
     check_measured(text, "cluster")
     match = re.fullmatch(r"(?:([0-9]{1,15})x)?(?:([0-9]{1,15})x)?([a-z].*|[0-9]{4})", normal(text))  # a card may be called 4090
     if not match or not find("chips", match[3]):
@@ -99,18 +94,15 @@ def _read_spelling(text: str, name: str) -> Cluster:
     near = did_you_mean(name, "chips", "clusters").removesuffix("?")
     instead = f"{near}? Or describe" if near else ": commtax catalog chips lists those that are known; or describe"
     part = f" '{name}'" if name != normal(text) else ""
-    raise Refusal(
-        f"cluster '{text}': unknown chip or host{part}{instead} it in a FILE.toml (commtax catalog --help shows one)", "cluster"
-    )
+    instead += " it in a FILE.toml (commtax catalog --help shows one)"
+    raise Refusal(f"cluster '{text}': unknown chip or host{part}{instead}", "cluster")
 
 
 def usual_hosts(kind: Chip, hosts: int, gpus: int) -> Cluster:
     """Return hosts as such chips usually come: their links, one NIC for each GPU if the network has it, bridged card pairs."""
-    inside, between, bridge = link(kind.intra), link(kind.inter), None
-    beside = _BRIDGES["beside"]
+    inside, between, bridge, beside = link(kind.intra), link(kind.inter), None, _BRIDGES["beside"]
     if inside.key in _BRIDGES["links"] and gpus > 2:  # a bridge joins two cards
         bridge, inside = inside, link(beside.get(kind.family, beside[""]))
-    switched = inside.kind in _MAKERS
     pairs = f" (pairs over {bridge.name})" if bridge else ""
     system = f"{inside.name} inside{pairs}, {between.name} between hosts"
     return Cluster(
@@ -119,7 +111,7 @@ def usual_hosts(kind: Chip, hosts: int, gpus: int) -> Cluster:
         chip=kind,
         num_hosts=hosts,
         gpus_per_host=gpus,
-        nvlink_domain=max(gpus, kind.nvlink_domain) if switched else 1,
+        nvlink_domain=max(gpus, kind.nvlink_domain) if inside.kind in _MAKERS else 1,
         intra=inside,
         inter=between,
         nics_per_host=gpus if between.nic_per_gpu else 1,
@@ -138,9 +130,9 @@ def _largest_host(kind: Chip) -> int:
 
 def _split_into_hosts(gpus: int, kind: Chip) -> tuple[int, int, str]:
     """Split a number of GPUs into hosts of equal size, with a remark: 16 of a chip whose hosts hold 8 are two hosts."""
-    if gpus <= _largest_host(kind) or gpus > MAX_GPUS:
-        return 1, gpus, ""
     most = _largest_host(kind)
+    if gpus <= most or gpus > MAX_GPUS:
+        return 1, gpus, ""
     hosts = -(-gpus // most)
     if gpus % hosts:
         near = " or ".join(f"{n}x{kind.key}" for n in (gpus // most * most, hosts * most))

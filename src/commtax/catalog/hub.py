@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from http.client import HTTPException, HTTPMessage
 from pathlib import Path
@@ -77,12 +78,17 @@ def _fetch_file(name: str, file_name: str) -> bytes:
     if not ADDRESS.fullmatch(place):
         raise LookupError("HF_ENDPOINT is no address: write https://HOST")
     try:
-        body, commit = _remember_failure(
-            place, OSError, lambda: _run_with_timeout(FETCH_SECONDS, lambda: _get(place, name, file_name))
-        )
+        body, commit = _remember_failure(place, OSError, lambda: _run_with_timeout(lambda: _get(place, name, file_name)))
     except OSError as error:
         raise LookupError(f"{place} cannot be reached ({_reason(error)}): {by_hand}") from None
-    _keep(name, file_name, body, commit)
+    folder = _repository(name)  # as the client lays it out; a repository of which it has another commit is left alone
+    with suppress(OSError, ValueError):
+        main = folder / "refs" / "main"
+        if COMMIT.fullmatch(commit) and (not main.exists() or main.read_text(encoding="ascii").strip() == commit):
+            for path, content in ((folder / "snapshots" / commit / file_name, body), (main, commit.encode())):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with replace_when_written(path) as part:
+                    part.write_bytes(content)
     return body
 
 
@@ -109,26 +115,12 @@ def _repository(name: str) -> Path:
 
 
 def _cached_file(name: str, file_name: str) -> Path | None:
-    """Return a file in the client's cache: of the commit that its ``main`` is."""
     with suppress(OSError, ValueError):
         commit = (_repository(name) / "refs" / "main").read_text(encoding="ascii").strip()
         path = _repository(name) / "snapshots" / commit / file_name
         if COMMIT.fullmatch(commit) and path.is_file():
             return path
     return None
-
-
-def _keep(name: str, file_name: str, body: bytes, commit: str) -> None:
-    """Store a file in the cache as the client lays it out, but leave a repository alone of which it has another commit."""
-    folder = _repository(name)
-    with suppress(OSError, ValueError):
-        main = folder / "refs" / "main"
-        if not COMMIT.fullmatch(commit) or (main.exists() and main.read_text(encoding="ascii").strip() != commit):
-            return
-        for path, content in ((folder / "snapshots" / commit / file_name, body), (main, commit.encode())):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with replace_when_written(path) as part:
-                part.write_bytes(content)
 
 
 class _Redirects(HTTPRedirectHandler):
@@ -173,12 +165,9 @@ def _get(place: str, name: str, file_name: str) -> tuple[bytes, str]:
     except HTTPError as error:
         with error:
             which = "this HF_TOKEN may not read it" if token else "set HF_TOKEN to one that may read it"
-            why = f"{place} answers with {error.code}; try again later"
-            if error.code in DENIED:
-                why = f"{place} refuses it with {error.code}: {DENIED[error.code]}; {which}"
-            elif error.code == 404:
-                why = f"{place} has no such model, or it has no {file_name}"
-            raise LookupError(why) from None
+            reasons = {code: f"{place} refuses it with {code}: {reason}; {which}" for code, reason in DENIED.items()}
+            reasons[404] = f"{place} has no such model, or it has no {file_name}"
+            raise LookupError(reasons.get(error.code, f"{place} answers with {error.code}; try again later")) from None
     except (HTTPException, ValueError) as error:  # ValueError: an address that nobody can have
         raise LookupError(f"{place} answers no HTTP ({type(error).__name__})") from None
     if len(body) > CONFIG_BYTES:
@@ -186,22 +175,17 @@ def _get(place: str, name: str, file_name: str) -> tuple[bytes, str]:
     return body, commit
 
 
-def _run_with_timeout(seconds: float, work: Callable[[], T]) -> T:
-    """Do it in so many seconds or give it up: names are resolved, and slow answers come, without a limit of their own."""
-    answers: list[T] = []
-    faults: list[Exception] = []
+def _run_with_timeout(work: Callable[[], T]) -> T:
+    """Do it in ``FETCH_SECONDS`` or give it up: names are resolved, and slow answers come, without a limit of their own."""
+    answer: Future[T] = Future()
 
     def run() -> None:
         try:
-            answers.append(work())
+            answer.set_result(work())
         except Exception as error:
-            faults.append(error)
+            answer.set_exception(error)
 
-    worker = threading.Thread(target=run, daemon=True)
-    worker.start()
-    worker.join(seconds)
-    if faults:
-        raise faults[0]
-    if not answers:
-        raise TimeoutError(f"no answer within {seconds:g} s")
-    return answers[0]
+    threading.Thread(target=run, daemon=True).start()
+    if not wait([answer], FETCH_SECONDS).done:
+        raise TimeoutError(f"no answer within {FETCH_SECONDS:g} s")
+    return answer.result()

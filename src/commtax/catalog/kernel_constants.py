@@ -1,9 +1,8 @@
 """Constants of kernels for one chip: its family's, its own and its engine's; of others what was measured, at this chip's pace.
 
-A form charges bytes at the chip's bandwidth and arithmetic at its peak, so the attained shares (``eb``, ``ep``) move from chip to
-chip as they are. Constants that are seconds don't: a launch or a loop takes as many cycles elsewhere, and what all
-multiprocessors share also goes by their number. Left out whole (``benchmarks/left_out.py``), A100's decode attention is 18 % off
-with such a pace and 34 % without.
+Attained shares (``eb``, ``ep``) move from chip to chip as they are. Constants that are seconds don't: a launch or a loop takes as
+many cycles elsewhere, and what all multiprocessors share also goes by their number. Left out whole (``benchmarks/left_out.py``),
+A100's decode attention is 18 % off with such a pace and 34 % without.
 """
 
 import re
@@ -37,11 +36,9 @@ Ratio = tuple[float, float]  # how many times longer a cycle is, and a cycle of 
 
 
 def kernel_constants(engine: Engine, chip: Chip, timed: bool = False) -> KernelConstants:
-    """Return kernel constants of the chip's family, or the generic ones, while ``textbook`` runs every kernel at the datasheet's
-    rate.
+    """Return kernel constants of the chip's family, or the generic ones, or a roofline for ``textbook``.
 
-    ``timed``: of kernels as tables have them and no step does: launched by a host, without an engine's tuner, in an engine's other
-    setting.
+    ``timed``: of kernels as no step has them: launched by a host, without an engine's tuner, in an engine's other setting.
     """
     return _kernel_constants(engine.key, chip.key, chip.family, _pace(chip), timed)
 
@@ -75,9 +72,8 @@ def _kernel_constants(engine: str, chip: str, wanted: str, pace: Pace, timed: bo
     assumed = {name: elsewhere for name, c in others.items() if tables.get(name) is c}
     borrowed = family == "generic" or "like" in file
     tables |= {name: _widen_spread(name, tables[name]) for name in (tables if borrowed else assumed)}
-    return KernelConstants(
-        family, _kernel_label(wanted, chip, engine, layers), tables, _transfer_sources(chip, layers, tables) | assumed
-    )
+    label, sources = _kernel_label(wanted, chip, engine, layers), _transfer_sources(chip, layers, tables) | assumed
+    return KernelConstants(family, label, tables, sources)
 
 
 def _widen_spread(name: str, c: Mapping[str, float]) -> Mapping[str, float]:
@@ -94,11 +90,12 @@ def _pace(chip: Chip) -> Pace:
 
 
 def _pace_ratio(layer: Table, chip: str, pace: Pace) -> Ratio:
-    """Return how many times longer a cycle is on a chip than where a file's constants were fitted, and a cycle of all
-    multiprocessors. 1 on the chips that were fitted, on those of one clock and number, and where a datasheet states neither."""
+    """Return the pace of a chip against that where a file's constants were fitted, 1 where a datasheet states neither."""
     measured: list[str] = layer.get("measured_on", [])
     home = layer.get("paced_as") or next(iter(measured), "")
-    if not home or chip in (home, *measured, *layer.get("fitted_on", ()), *_sisters()):
+    # Chips with a measured chip's multiprocessors: GB200's datasheet has a faster clock than B200's, its kernels don't.
+    sisters = (sister for name in stems("kernels") for sister in table("kernels", name).get("sisters", ()))
+    if not home or chip in (home, *measured, *layer.get("fitted_on", ()), *sisters):
         return 1.0, 1.0
     return _ratio(_pace(chip_of(home)), pace)
 
@@ -119,23 +116,14 @@ def rescale_to_chip(constants: Mapping[str, float], home: Chip, chip: Chip) -> d
     return dict(_rescale_table(constants, _ratio(_pace(home), _pace(chip))))
 
 
-@lru_cache(maxsize=1)
-def _sisters() -> tuple[str, ...]:
-    """List chips with a measured chip's multiprocessors: GB200's datasheet has a faster clock than B200's, its kernels don't."""
-    return tuple(sister for name in stems("kernels") for sister in table("kernels", name).get("sisters", ()))
-
-
 def _rescale_tables(tables: Tables, ratio: Ratio) -> Tables:
-    """Return tables with their seconds at another chip's pace."""
     return {name: c if OF_THE_HOST.match(name) else _rescale_table(c, ratio) for name, c in tables.items()}
 
 
 def _rescale_table(c: Mapping[str, float], ratio: Ratio) -> Mapping[str, float]:
     """Return the same object where nothing moves."""
-    if ratio == (1.0, 1.0):
-        return c
     by_name = dict.fromkeys(LATENCIES, ratio[0]) | dict.fromkeys(SHARED, ratio[1])
-    return {key: value * by_name.get(key, 1.0) for key, value in c.items()}
+    return c if ratio == (1.0, 1.0) else {key: value * by_name.get(key, 1.0) for key, value in c.items()}
 
 
 def _kernel_label(wanted: str, chip: str, engine: str, layers: list[Table]) -> Source:
@@ -162,9 +150,8 @@ def _transfer_source(family: str, home: list[str], chip: str) -> Source:
 
 
 def _transfer_sources(chip: str, layers: list[Table], tables: Mapping[str, Mapping[str, float]]) -> dict[str, Source]:
-    """Return the sources of a chip's tables that are its family's, fitted elsewhere, beside constants of its own. ``fitted_on``:
-    the chips of a family whose tables decided forms beyond products and plain attention."""
-    home: list[str] = layers[0].get("fitted_on") or layers[0]["measured_on"]
+    """Return the sources of a chip's tables that are its family's, fitted elsewhere, beside constants of its own."""
+    home: list[str] = layers[0].get("fitted_on") or layers[0]["measured_on"]  # chips that decided forms beyond ``PLAIN``
     if chip in home or not home or not _home(layers):
         return {}
     chip_names = {name for layer in layers if layer["key"] == chip for name in _tables(layer)}
@@ -174,13 +161,11 @@ def _transfer_sources(chip: str, layers: list[Table], tables: Mapping[str, Mappi
 
 @lru_cache(maxsize=256)
 def _chip_tables(chip: str) -> list[Table]:
-    """List the constants of one chip, or of a sister that has the same multiprocessors."""
     files = [table("kernels", name) for name in stems("kernels") if name not in ("generic", "roofline")]
     return [layer for layer in files if chip == layer["key"] or chip in layer.get("sisters", ())]
 
 
 def _other_forms(family: Table, engine: str, pace: Pace) -> Tables:
-    """Return constants of other chips for the forms that nobody measured on this family."""
     other = table("kernels", "generic")
     tables = _tables(other) | _tables(other.get("engine", {}).get(engine, {}))
     if family["key"] in other["fallback"]["families"]:  # no engine's own kernels run there
@@ -193,6 +178,5 @@ def _other_forms(family: Table, engine: str, pace: Pace) -> Tables:
 
 
 def _tables(layer: Table) -> Tables:
-    """Return tables by form and dtype, without what else stands in a file."""
     forms = (form for form in layer if form not in NO_FORMS)
     return {f"{form}.{dtype}": c for form in forms for dtype, c in layer[form].items()}

@@ -22,9 +22,8 @@ UNITS = {"B": 1e9, "M": 1e6}
 def _published_totals(counts: Json, url: str) -> Iterator[JsonObject]:
     """Yield totals of tensors, whole numbers that cards print rounded, a second one for those that a token uses."""
     for kind, count in zip(("total", "active"), counts if isinstance(counts, list) else [counts], strict=False):
-        exact = isinstance(count, int)
-        title = "tensor total of the checkpoint on the Hugging Face Hub" if exact else "as the model's card prints it"
         params, digits = (count, 0) if isinstance(count, int) else parse_printed_count(str(count))
+        title = "as the model's card prints it" if digits else "tensor total of the checkpoint on the Hugging Face Hub"
         source: JsonObject = {"title": title, "url": url, "date": ""}
         yield {"params": params, "kind": kind, "digits": digits, "beyond": 0, "includes": "", "source": source}
 
@@ -45,10 +44,7 @@ FACTS = Path(__file__).parent
 
 
 def record(cls: type[T], table: Facts, where: str, parts: Mapping[str, type] = NOTHING, fixed: Facts = NOTHING) -> T:
-    """Build a record from a table whose numbers are ``[value, source]`` pairs, with fields of its ``parts`` beside its own.
-
-    ``given`` are values that the file does not hold, or only names.
-    """
+    """Build a record from a table of ``[value, source]`` pairs, with the fields of its ``parts``, and ``fixed`` ones of no file."""
     facts = {**table, **fixed}
     cited = facts.pop("sources", None)  # ``chips``, on which a source's numbers were fitted, are read by the census alone
     sourced = cited.items() if isinstance(cited, Mapping) else ()
@@ -148,17 +144,16 @@ def find(kind: str, name: str) -> str:
         return wanted
     if kind != "models" or wanted in aliases(kind):
         return aliases(kind).get(wanted, "")
-    # The one model whose key differs by dashes alone, or names its active parameters too (``-a22b``).
     keys = _loose_names().get(wanted.replace("-", ""), set())
     return next(iter(keys)) if len(keys) == 1 else ""
 
 
 @lru_cache(maxsize=1)
 def _loose_names() -> dict[str, set[str]]:
-    """Return keys of models by their names without dashes and without the count of active parameters."""
+    """Return keys of models by their names without dashes and without the count of active parameters (``-a22b``)."""
     names: dict[str, set[str]] = {}
     for stem in stems("models"):
-        for short in {stem, re.sub(r"-a\d+(?:\.\d+)?b$", "", stem)}:
+        for short in (stem, re.sub(r"-a\d+(?:\.\d+)?b$", "", stem)):
             names.setdefault(short.replace("-", ""), set()).add(stem)
     return names
 
@@ -186,16 +181,15 @@ def suggest(name: str, choices: Iterable[str]) -> str:
 
     wanted, names = normal(name), sorted(set(choices))
     alike = 0.8 if "/" in wanted else 0.5  # ids of the Hub have owners and endings in common
-    longer = [c for c in names if len(wanted) > 1 and _abbreviates(wanted, c) and ("/" in wanted or "/" not in c)]
+
+    def abbreviates(longer: str) -> bool:  # all words and numbers stand in the longer name, in order: llama3-70b in llama-3.1-70b
+        rest = iter(re.findall(r"[a-z]+|\d+", longer))
+        return all(part in rest for part in re.findall(r"[a-z]+|\d+", wanted))
+
+    longer = [c for c in names if len(wanted) > 1 and abbreviates(c) and ("/" in wanted or "/" not in c)]
     by_likeness = sorted(longer, key=lambda choice: difflib.SequenceMatcher(None, wanted, choice).ratio(), reverse=True)
     likely = list(dict.fromkeys([*by_likeness, *difflib.get_close_matches(wanted, names, n=3, cutoff=alike)]))[:3]
     return f"; did you mean {', '.join(likely[:-1])}{' or ' if likely[1:] else ''}{likely[-1]}?" if likely else ""
-
-
-def _abbreviates(short: str, name: str) -> bool:
-    """Return whether all words and numbers of one name stand in the other, in order: llama3-70b in llama-3.1-70b."""
-    rest = iter(re.findall(r"[a-z]+|\d+", name))
-    return all(part in rest for part in re.findall(r"[a-z]+|\d+", short))
 
 
 COUNTS = re.compile(r"(?:\d{1,15}x){0,2}")

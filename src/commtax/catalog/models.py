@@ -64,16 +64,14 @@ def bundled_model(name: str) -> Model | None:
 
 
 def model(name: str, read_as: str = "") -> Model:
-    """Return a model by key, alias or Hub id, or of a folder (or file) with its ``config.json``, ``read_as`` a family's where one
-    is named.
+    """Return a model by key, alias or Hub id, or of a folder (or file) with its ``config.json``, read as a named family's.
 
     >>> model("meta-llama/Llama-3.1-8B").key
     'llama-3.1-8b'
     """
     if not name.strip():
         raise Refusal("model: the name is empty (see commtax catalog models)", "model")
-    decoder = bundled_model(name)
-    if decoder:
+    if decoder := bundled_model(name):
         if read_as:
             raise Refusal(f"as '{read_as}': {decoder.key} is in the catalogue as {decoder.architecture}; leave it out", "as")
         return decoder
@@ -105,8 +103,7 @@ def variant(name: str) -> Model | None:
     >>> str(variant("nvidia/Llama-3.1-8B-Instruct-FP8").notes[0])
     'nvidia/Llama-3.1-8B-Instruct-FP8 is taken as llama-3.1-8b with modelopt fp8: its config is not at hand'
     """
-    reading = _read_name(name)
-    if reading is None:
+    if (reading := _read_name(name)) is None:
         return None
     rule, meaning = reading
     if meaning.by != "release" and not (rule and rule.knows(name)):
@@ -114,17 +111,14 @@ def variant(name: str) -> Model | None:
 
         if hub.is_cached(name):
             return _from_hub(name, "")
-    return _load_as_named(name, rule, meaning)
+    return known_model(name)
 
 
 def known_model(name: str) -> Model | None:
     """Return a bundled model by key, alias or checkpoint name, without access to disk or network."""
-    reading = _read_name(name)
-    return _load_as_named(name, *reading) if reading else bundled_model(name)
-
-
-def _load_as_named(name: str, rule: StorageRule | None, meaning: NameMatch) -> Model:
-    """Return the model that a name means, where an alias without its organisation is the same model as with it."""
+    if (reading := _read_name(name)) is None:
+        return bundled_model(name)
+    rule, meaning = reading
     if not rule and base_key(normal(name)):
         return _load_called(meaning.key, name)
     return taken_as(name, _load_bundled(meaning.key), meaning, rule)
@@ -137,8 +131,7 @@ def _read_name(name: str) -> tuple[StorageRule | None, NameMatch] | None:
     for rule, meaning in made_of(name):
         if rule.suits(_load_bundled(meaning.key)):
             return rule, meaning
-    plain = release_of(name)
-    return (None, plain) if plain else None
+    return (None, plain) if (plain := release_of(name)) else None
 
 
 def origin(name: str) -> str:
@@ -166,21 +159,22 @@ def _load_bundled(key: str) -> Model:
 
 
 def _load_folder(path: Path, read_as: str) -> Model:
-    """Return a folder's model, with the exact bytes from its safetensors headers, where there are any."""
     file = path / "config.json" if path.is_dir() else path
-    folder = file.parent
+    folder, extra = file.parent, file.parent / "hf_quant_config.json"
     if not os.path.exists(file):
         raise Refusal(f"model '{path}': the folder has no config.json", "model")
     config = _read_json(file)
-    extra = folder / "hf_quant_config.json"
     if extra.is_file():
         config["hf_quant_config"] = _read_json(extra)
     whole = path.is_dir() or file.name == "config.json"
     key = folder.resolve().name if whole else file.stem
     where = str((folder if whole else file).resolve())  # what an engine is started with
     decoder = replace(from_config(config, key, read_as), aliases=(where,), source=Citation(str(file), "", ""))
-    shards = sorted(shard for shard in folder.glob("*.safetensors") if shard.is_file())
-    return replace(decoder, stored_bytes=_stored_bytes(decoder, shards)) if shards else decoder
+    stored = 0  # without heads for multi-token prediction and layers beyond the last
+    for shard in sorted(shard for shard in folder.glob("*.safetensors") if shard.is_file()):
+        spans = (span_of(entry) for name, entry in safetensors_header(shard)[0].items() if _is_decoders(name, decoder.num_layers))
+        stored += sum(end - start for start, end in spans)
+    return replace(decoder, stored_bytes=stored)
 
 
 def _read_json(file: Path) -> Config:
@@ -193,24 +187,10 @@ def _object(table: Json, name: str) -> Config:
     return table
 
 
-def _stored_bytes(decoder: Model, shards: list[Path]) -> int:
-    """Sum the decoder's tensor bytes in the files, without heads for multi-token prediction and layers beyond the last."""
-    total = 0
-    for shard in shards:
-        for name, entry in safetensors_header(shard)[0].items():
-            if name == "__metadata__" or _is_prediction_layer(name, decoder.num_layers):
-                continue
-            start, end = span_of(entry)
-            total += end - start
-    return total
-
-
-def _is_prediction_layer(name: str, num_layers: int) -> bool:
+def _is_decoders(name: str, num_layers: int) -> bool:
     parts = name.split(".")
-    if "mtp" in parts:
-        return True
-    numbers = [b for a, b in pairwise(parts) if a == "layers" and b.isdigit()]
-    return any(int(n) >= num_layers for n in numbers) and "vision" not in name
+    beyond = any(a == "layers" and b.isdigit() and int(b) >= num_layers for a, b in pairwise(parts)) and "vision" not in name
+    return name != "__metadata__" and "mtp" not in parts and not beyond
 
 
 def config(name: str) -> Config:

@@ -39,12 +39,10 @@ class TableView:
         return TableView.of(self.table.get(key, {}), self.named(key))
 
     def check_allowed(self, allowed: Collection[str]) -> None:
-        unknown = sorted(set(self.table) - set(allowed))
-        if unknown:
-            raise Refusal(f"unknown key '{self.named(unknown[0])}'{suggest(unknown[0], allowed)}", self.named(unknown[0]))
+        for unknown in sorted(set(self.table) - set(allowed)):
+            raise Refusal(f"unknown key '{self.named(unknown)}'{suggest(unknown, allowed)}", self.named(unknown))
 
     def _typed(self, key: str, usual: T, what: str) -> T:
-        """Return the value of a key, of the type of its usual one, which it has where it is not there."""
         value = self.table.get(key, usual)
         if not isinstance(value, type(usual)):
             raise Refusal(f"{self.named(key)}={short_repr(value)}: {what} is needed", self.named(key))
@@ -68,8 +66,7 @@ class TableView:
 
     def all_of(self, ranges: Mapping[str, PhysicalRange]) -> dict[str, float]:
         """Return the numbers of these names, each of which is needed."""
-        missing = [key for key in ranges if key not in self.table]
-        if missing:
+        if missing := [key for key in ranges if key not in self.table]:
             raise Refusal(f"{self.where} lacks {', '.join(missing)}", self.named(missing[0]))
         return self.some(ranges)
 
@@ -106,14 +103,11 @@ def short_repr(value: object) -> str:
 
 
 _TABLE = table("catalog/physics.toml")
-CHIP, KERNEL, PATH, BY_SIZE, NETWORK, CURVE, HOST, DEPLOYMENT, RUN, LATENCY, _OTHER = (
-    {key: PhysicalRange(**entry) for key, entry in _TABLE[part].items()}
-    for part in ("chip", "kernel", "path", "by_size", "network", "curve", "host", "deployment", "run", "latency", "other")
-)
-DESCRIBED_CHIP, DESCRIBED_LINK, DESCRIBED_CLUSTER = (
-    {key: PhysicalRange(**entry) for key, entry in _TABLE[f"described_{part}"].items()} for part in ("chip", "link", "cluster")
-)
-FLOPS, RANKS, SLOPE = _OTHER["flops_per_s"], _OTHER["ranks"], _OTHER["slope"]
+_RANGES = {part: {key: PhysicalRange(**entry) for key, entry in rows.items()} for part, rows in _TABLE.items() if part != "needed"}
+CHIP, KERNEL, PATH, BY_SIZE, NETWORK = (_RANGES[part] for part in ("chip", "kernel", "path", "by_size", "network"))
+CURVE, HOST, DEPLOYMENT, RUN, LATENCY = (_RANGES[part] for part in ("curve", "host", "deployment", "run", "latency"))
+DESCRIBED_CHIP, DESCRIBED_LINK, DESCRIBED_CLUSTER = (_RANGES[f"described_{part}"] for part in ("chip", "link", "cluster"))
+FLOPS, RANKS, SLOPE = (_RANGES["other"][key] for key in ("flops_per_s", "ranks", "slope"))
 GROUPS = ("worlds", "ranks")  # facts of a path that are lists of group sizes
 NEEDED: dict[str, list[str]] = _TABLE["needed"]
 
@@ -125,10 +119,8 @@ def check_chip(measured: ChipFacts, chip: Chip) -> None:
     """Refuse a measurement that beats the chip's datasheet. A CPU has none: what was measured is all there is."""
     if chip.family == "cpu":
         return
-    holds = max(chip.memory_bytes, chip.visible_bytes)
-    _check_at_most(
-        "chip.memory_Bps", measured.get("memory_Bps", 0.0), chip.memory_Bps, format_rate(chip.memory_Bps), chip, "memory_Bps"
-    )
+    holds, fastest = max(chip.memory_bytes, chip.visible_bytes), chip.memory_Bps
+    _check_at_most("chip.memory_Bps", measured.get("memory_Bps", 0.0), fastest, format_rate(fastest), chip, "memory_Bps")
     for key, size in (("memory_bytes", measured.get("memory_bytes")), ("visible_bytes", measured.get("visible_bytes"))):
         _check_at_most(f"chip.{key}", size or 0.0, holds, format_bytes(holds), chip, key)
     for dtype, rate in measured.get("flops_per_s", {}).items():

@@ -52,9 +52,7 @@ class Beliefs:
     smooth: Mapping[str, Smooth]  # by metric
     shared: Mapping[str, float]  # correlation of constants of two deployments that differ in a level …
     shared_rest: Mapping[str, float]  # … and of what no constant explains
-    freedom: (
-        float  # of Student's distribution: how fast a deployment's own errors replace the usual ones as the measure of its range
-    )
+    freedom: float  # of Student's distribution: how fast a deployment's errors replace the usual ones as measure of its range
     width: float  # what ranges are wider by, so that four of five runs that were left out lie inside
 
 
@@ -141,11 +139,8 @@ class Posterior:
             differ = [level for level in LEVELS if getattr(one, level) != getattr(deployment, level)]
             unlike = (getattr(one, x) != np.asarray(getattr(deployment, x)) for x in LAYOUT)
             layout = np.logical_or.reduce(np.broadcast_arrays(*unlike))
-            rest = np.prod([self.beliefs.shared_rest[level] for level in differ])
-            correlations[one] = (
-                float(np.prod([self.beliefs.shared[level] for level in differ])),
-                np.where(layout, rest * self.beliefs.shared_rest["layout"], rest),
-            )
+            same, rest = (np.prod([by[level] for level in differ]) for by in (self.beliefs.shared, self.beliefs.shared_rest))
+            correlations[one] = float(same), np.where(layout, rest * self.beliefs.shared_rest["layout"], rest)
         ours = [correlations[x.deployment] for x in self.lessons]
         return np.array([a for a, _ in ours]), np.stack([b for _, b in ours], axis=-1)
 
@@ -160,21 +155,16 @@ class Posterior:
         weights = self.shares(deployment)[0][:, None] * self._slopes * self.spread**2
         means = self._pull @ weights
         left = self.spread**2 - np.einsum("ip,ij,jp->p", weights, self._inverse, weights)
-        after = np.sqrt(np.maximum(0.0, left))
-        return {
-            name: Change(float(mean), float(before), float(now))
-            for name, mean, before, now in zip(self.names, means, self.spread, after, strict=True)
-        }
+        rows = zip(means, self.spread, np.sqrt(np.maximum(0.0, left)), strict=True)
+        return {name: Change(*map(float, row)) for name, row in zip(self.names, rows, strict=True)}
 
     def rest(self, deployment: Deployment, metric: str, at: LoadPoint, slopes: Mapping[str, Number]) -> tuple[Number, Number]:
         """Return what no constant explains of a latency, and the deviation of its logarithm: constants, rest and scatter."""
         place = np.stack([np.asarray(x, float) for x in np.broadcast_arrays(*_place(at))], axis=-1)
         shape, which = place.shape[:-1], MEASURED.index(metric)
-        mine = np.stack([np.broadcast_to(np.asarray(slopes.get(n, 0.0), float), shape) for n in self.names], axis=-1).reshape(
-            -1, len(self.names)
-        )
+        spread_out = [np.broadcast_to(np.asarray(slopes.get(n, 0.0), float), shape) for n in self.names]
+        mine, place = np.stack(spread_out, axis=-1).reshape(-1, len(self.names)), place.reshape(-1, 3)
         constants, rest = self.shares(deployment)
-        place = place.reshape(-1, 3)
         rest = np.broadcast_to(rest, (*shape, len(self.lessons))).reshape(len(place), -1) * self._beside(which, place)
         mean = rest @ self._pull
         cross = constants * ((mine * self.spread**2) @ self._slopes.T) + rest
@@ -213,11 +203,7 @@ def student_over_normal(freedom: Number) -> Number:
 
 
 def metric_words(metric: str) -> str:
-    """Return a latency or a part of a profiled step, for people.
-
-    >>> metric_words("tpot"), metric_words("host")
-    ('TPOT', 'host')
-    """
+    """Return a latency (``TPOT``) or a part of a profiled step (``host``), for people."""
     return metric.upper() if metric in METRICS else metric
 
 

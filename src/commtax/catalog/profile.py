@@ -4,7 +4,6 @@ Its files are read, written and joined by ``profile_files``.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
 from commtax.catalog import physics
@@ -38,19 +37,13 @@ def other_chip(profile: Profile, chip: Chip) -> str:
 
 
 def measured_cluster(profile: Profile, cluster: Cluster) -> Cluster:
-    """Return the cluster with its chip as it was measured.
-
-    Another chip's facts are refused; kernels, lessons and collectives of the same links are used there, aloud.
-    """
-    measured_on = other_chip(profile, cluster.chip)
+    """Return the cluster with its chip as it was measured, where another chip's facts are refused and the rest is used, aloud."""
+    facts, chip, measured_on = profile.chip, cluster.chip, other_chip(profile, cluster.chip)
     parts = {"intra": profile.libraries, "inter": profile.network}
     used = profile.lessons or profile.tables or any(part and same_link(profile, which, cluster) for which, part in parts.items())
     if measured_on and (tells_chip(profile) or not used):
-        raise Refusal(
-            f"profile '{profile.name}': it was measured on {measured_on}, and the cluster has {cluster.chip.key}", "profile"
-        )
-    facts, chip = profile.chip, cluster.chip
-    if other_chip(profile, chip):
+        raise Refusal(f"profile '{profile.name}': it was measured on {measured_on}, and the cluster has {chip.key}", "profile")
+    if measured_on:
         return cluster
     physics.check_chip(facts, chip)
     measured: dict[str, object] = {**facts, "num_sms": int(facts.get("num_sms", chip.num_sms))}
@@ -70,14 +63,11 @@ def measured_engine(profile: Profile, engine: Engine, chip: Chip) -> Engine:
 def learnt_engine(profile: Profile, engine: Engine, chip: Chip, model: Model, plan: Plan) -> Engine:
     """Return the engine with its constants moved by what this deployment's runs taught, after undoing earlier moves."""
     changes = posterior_of(profile).changes(deployment_of(engine, chip, model, plan))
-    before = dict(engine.paces.learnt)
-    logs = {name: change.log for name, change in changes.items()}
+    before, logs = dict(engine.paces.learnt), {name: change.log for name, change in changes.items()}
     if logs == before:
         return engine
-    values = {
-        name: getattr(engine.paces if name.startswith("pace_") else engine.host, name) * math.exp(log - before.get(name, 0.0))
-        for name, log in logs.items()
-    }
+    usual = {name: getattr(engine.paces if name.startswith("pace_") else engine.host, name) for name in logs}
+    values = {name: value * math.exp(logs[name] - before.get(name, 0.0)) for name, value in usual.items()}
     return engine.but(**values, learnt=tuple(logs.items()), calibrated=True, host_label=profile.label)
 
 
@@ -88,10 +78,9 @@ def tells_of(profile: Profile, engine: Engine) -> bool:
 
 def constants(profile: Profile, engine: Engine, chip: Chip) -> KernelConstants:
     """Return the family's kernel constants with the measured ones in their place."""
-    usual = kernel_constants(engine, chip)
+    usual, measured_on = kernel_constants(engine, chip), other_chip(profile, chip)
     other = {"decode.single"} if "decode.bf16" in profile.tables else set()  # attention as measured here, whatever the heads
     tables = {**{name: c for name, c in usual.tables.items() if name not in other}, **profile.tables}
-    measured_on = other_chip(profile, chip)
     label = Source("transferred", f"transferred: {profile.name}, measured on {measured_on}") if measured_on else profile.label
     return replace(usual, tables=tables, own={**usual.own, **dict.fromkeys(profile.tables, label)})
 
@@ -116,10 +105,8 @@ def paths(profile: Profile, library: str, cluster: Cluster) -> Fabric:
     if here:
         check_paths(profile, cluster.intra)
     # Paths have the profile's name and a range of their own.
-    owned = {
-        name: [replace(p, source=profile.label, own=True, spread=p.spread or _SPREAD) for p in some] for name, some in here.items()
-    }
-    made = fabric(library, cluster, {name: tuple(some) for name, some in owned.items()})
+    owned = ((name, (replace(p, source=profile.label, own=True, spread=p.spread or _SPREAD) for p in here[name])) for name in here)
+    made = fabric(library, cluster, {name: tuple(some) for name, some in owned})
     if not profile.network or not same_link(profile, "inter", cluster) or made.flat:
         return made
     network = dict(profile.network)
@@ -136,23 +123,19 @@ def remarks(profile: Profile, cluster: Cluster, engine: Engine, model: str = "",
     wanted = {"engine": engine.key, "chip": cluster.chip.key, "model": model, "tp": str(tp or "")}
     unseen = [topic.unseen for topic in run_topics(profile.lessons, wanted) if not topic.is_seen]
     outside = [f"its runs did not see {', '.join(unseen)}: the ranges of what they taught are widened"] if unseen else []
-    texts = (f"profile {profile.name}: {', '.join(parts_of(profile))}", *_left_out(profile, cluster, engine), *outside)
-    return [Note("profile", text) for text in texts]
-
-
-def _left_out(profile: Profile, cluster: Cluster, engine: Engine) -> Iterator[str]:
-    """Yield what of it is not used here, or less surely."""
-    measured_on = other_chip(profile, cluster.chip)
+    texts = [f"profile {profile.name}: {', '.join(parts_of(profile))}"]
+    measured_on, chip = other_chip(profile, cluster.chip), cluster.chip.key  # what of it is not used here, or less surely
     for part, which, what in ((profile.libraries, "intra", "collectives were"), (profile.network, "inter", "network was")):
         if part and not same_link(profile, which, cluster):
             link = cluster.intra if which == "intra" else cluster.inter
-            yield f"its {what} measured on {profile.links.get(which, measured_on)}: {link.key} keeps the catalogue's"
+            texts.append(f"its {what} measured on {profile.links.get(which, measured_on)}: {link.key} keeps the catalogue's")
     if profile.tables and measured_on:
-        yield f"its kernels were measured on {measured_on}: on {cluster.chip.key} their ranges are widened"
+        texts.append(f"its kernels were measured on {measured_on}: on {chip} their ranges are widened")
     if profile.host and not tells_of(profile, engine):
-        yield f"its host times are {profile.engine}'s: {engine.key} keeps the catalogue's"
+        texts.append(f"its host times are {profile.engine}'s: {engine.key} keeps the catalogue's")
     elif profile.host and measured_on:
-        yield f"its host times were measured on {measured_on}: {cluster.chip.key} keeps the catalogue's"
+        texts.append(f"its host times were measured on {measured_on}: {chip} keeps the catalogue's")
+    return [Note("profile", text) for text in (*texts, *outside)]
 
 
 def parts_of(profile: Profile) -> list[str]:

@@ -1,8 +1,8 @@
 """Files of profiles: what was measured on one machine, as TOML that a person reads, or as JSON.
 
 ``commtax_profile = 2``, ``name``, ``written`` (the day), ``engine`` and ``dtype`` that were measured, the host's times (``host_s``
-…), and tables ``chip``, ``network``, ``links``, ``sources``, ``kernels.tables``, lists ``libraries``, ``network_curves`` and
-``deployment``: every part may be left out. Version 1, which is JSON and has neither curves nor deployments, is still read.
+…), and tables and lists of the other ``PARTS``, each of which may be left out. Version 1, which is JSON and has neither curves nor
+deployments, is still read.
 
 ``[[deployment]]`` has engine, version, chip, family, model, dtype, tp … ``[[deployment.run]]`` label, clients, lengths, and tables
 ``tpot`` and ``ttft`` of measured_s, catalogue_s, residual, noise, repeats, scatter and slopes. Of a profiled step, ``products``,
@@ -20,7 +20,6 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, replace
 from functools import reduce
-from itertools import islice
 from pathlib import Path as File
 from typing import cast, get_args
 
@@ -63,13 +62,7 @@ class TaughtRun:
 
 def read_lessons(rows: Iterable[object]) -> tuple[RunLesson, ...]:
     """Return the lessons of a document's deployments, or refuse what cannot be by key and rule."""
-    lessons = tuple(islice(_read_deployments(rows), MOST + 1))
-    if len(lessons) > MOST:
-        raise Refusal(f"deployment: more than the {MOST:,} latencies that are learnt from; leave some out", "deployment")
-    return lessons
-
-
-def _read_deployments(rows: Iterable[object]) -> Iterator[RunLesson]:
+    lessons: list[RunLesson] = []
     for index, row in enumerate(rows):
         part = TableView.of(row, f"deployment[{index}]", "a table of a deployment")
         part.check_allowed({*(f.name for f in fields(Deployment)), "run"})
@@ -80,30 +73,27 @@ def _read_deployments(rows: Iterable[object]) -> Iterator[RunLesson]:
         if not part.rows("run"):
             raise Refusal(f"{part.where} lacks run", part.named("run"))
         for i, run in enumerate(part.rows("run")):
-            yield from _read_run(TableView.of(run, f"{part.where}.run[{i}]", "a table of a run"), deployment)
+            lessons += _read_run(TableView.of(run, f"{part.where}.run[{i}]", "a table of a run"), deployment)
+            if len(lessons) > MOST:
+                raise Refusal(f"deployment: more than the {MOST:,} latencies that are learnt from; leave some out", "deployment")
+    return tuple(lessons)
 
 
 def _read_run(part: TableView, deployment: Deployment) -> Iterator[RunLesson]:
     part.check_allowed({"label", *physics.RUN, *MEASURED})
-    load = part.all_of(physics.RUN)
-    if not any(metric in part.table for metric in MEASURED):
+    load, metrics = part.all_of(physics.RUN), [metric for metric in MEASURED if metric in part.table]
+    if not metrics:
         raise Refusal(f"{part.where} lacks {' or '.join(LATENCIES)}", part.where)
-    for metric in MEASURED:
-        if metric in part.table:
-            latency = part.part(metric)
-            latency.check_allowed({*physics.LATENCY, "slopes"})
-            needed = {key: rule for key, rule in physics.LATENCY.items() if key not in _UNSAID}
-            facts: dict[str, object] = {
-                **load,
-                **latency.all_of(needed),
-                **latency.some(physics.LATENCY),
-                "label": part.text("label"),
-            }
-            slopes = latency.part("slopes")
-            if unknown := next((key for key in slopes.table if key not in SLOPES), ""):
-                raise Refusal(f"unknown key '{slopes.named(unknown)}'{suggest(unknown, SLOPES)}", slopes.named(unknown))
-            facts |= {"label": part.text("label"), "deployment": deployment, "metric": metric}
-            yield record_from(RunLesson, {**facts, "slopes": slopes.numbers(dict.fromkeys(slopes.table, physics.SLOPE))})
+    for metric in metrics:
+        latency = part.part(metric)
+        latency.check_allowed({*physics.LATENCY, "slopes"})
+        needed = {key: rule for key, rule in physics.LATENCY.items() if key not in _UNSAID}
+        facts: dict[str, object] = {**load, **latency.all_of(needed), **latency.some(physics.LATENCY)}
+        slopes = latency.part("slopes")
+        if unknown := next((key for key in slopes.table if key not in SLOPES), ""):
+            raise Refusal(f"unknown key '{slopes.named(unknown)}'{suggest(unknown, SLOPES)}", slopes.named(unknown))
+        facts |= {"label": part.text("label"), "deployment": deployment, "metric": metric}
+        yield record_from(RunLesson, {**facts, "slopes": slopes.numbers(dict.fromkeys(slopes.table, physics.SLOPE))})
 
 
 def runs_of(lessons: Iterable[RunLesson]) -> list[TaughtRun]:
@@ -124,23 +114,18 @@ def deployment_rows(lessons: Iterable[RunLesson]) -> list[dict[str, object]]:
     """List deployments as they are written, each with its runs, without sizes of 1."""
     by: dict[Deployment, list[dict[str, object]]] = {}
     for run in runs_of(lessons):
-        first = run.first
-        label = {"label": first.label} if first.label else {}
-        load = {key: getattr(first, key) for key in physics.RUN}
-        run_row = {**label, **load, **{metric: _latency_row(lesson) for metric, lesson in run.lessons.items()}}
-        by.setdefault(run.deployment, []).append(run_row)
+        row = {key: value for key in ("label", *physics.RUN) if (value := getattr(run.first, key)) != ""}
+        for metric, lesson in run.lessons.items():
+            latency = {key: getattr(lesson, key) for key in physics.LATENCY}
+            kept = {key: value for key, value in latency.items() if key not in _UNSAID or shorten(value) != _UNSAID[key]}
+            row[metric] = {**kept, **({"slopes": dict(lesson.slopes)} if lesson.slopes else {})}
+        by.setdefault(run.deployment, []).append(row)
     rows = list[dict[str, object]]()
-    for deployment, run_rows in by.items():
+    for deployment, runs in by.items():
         facts = {f.name: getattr(deployment, f.name) for f in fields(Deployment)}
-        kept = {key: value for key, value in facts.items() if key == "tp" or (value != _LEFT_OUT.get(key) and value != "")}
-        rows.append({**kept, "run": run_rows})
+        rows.append({key: value for key, value in facts.items() if key == "tp" or value not in (_LEFT_OUT.get(key), "")})
+        rows[-1]["run"] = runs
     return rows
-
-
-def _latency_row(lesson: RunLesson) -> dict[str, object]:
-    every = {key: getattr(lesson, key) for key in physics.LATENCY}
-    kept = {key: value for key, value in every.items() if key not in _UNSAID or shorten(value) != _UNSAID[key]}
-    return {**kept, **({"slopes": dict(lesson.slopes)} if lesson.slopes else {})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,34 +177,27 @@ def lay_over(first: Profile, second: Profile) -> Profile:
     links = {"intra": inside.links.get("intra", ""), "inter": across.links.get("inter", "")}
     # Host times with the engine that they are of, and the lessons of both.
     kept, other = (second, first) if second.host else (first, second)
-    engine = kept.engine if kept.host else second.engine or first.engine
-    host = kept.host or other.host
     # Collectives by library, the later profile's first, or its alone where they were measured on two links.
     measured_on = {one.links["intra"] for one in (first, second) if one.libraries and "intra" in one.links}
-    earlier = {name: paths for name, paths in first.libraries.items() if name not in second.libraries}
-    libraries = second.libraries or first.libraries
+    libraries = {**second.libraries, **first.libraries, **second.libraries}
+    every = reversed([*first.lessons, *second.lessons])  # equal ones are kept once
+    lessons = {(replace(x, slopes={}).__repr__(), tuple(sorted(x.slopes.items()))): x for x in every}
     return replace(
         first,
         name=f"{first.name} + {second.name}",
-        host=host,
-        engine=engine,
+        host=kept.host or other.host,
+        engine=kept.engine if kept.host else second.engine or first.engine,
         dtype=second.dtype or first.dtype,
-        lessons=distinct([*first.lessons, *second.lessons]),
+        lessons=tuple(reversed(lessons.values())),
         chip=_merge_chip_facts(first, second),
         tables={**first.tables, **second.tables},
-        libraries=libraries if len(measured_on) > 1 else {**second.libraries, **earlier},
+        libraries=second.libraries or first.libraries if len(measured_on) > 1 else libraries,
         network=second.network or first.network,
         curves=second.curves if second.network else first.curves,
         links={which: links[which] or link for which, link in both.items()},
         sources={**first.sources, **second.sources},
         written=max(first.written, second.written),
     )
-
-
-def distinct(lessons: Sequence[RunLesson]) -> tuple[RunLesson, ...]:
-    """Return lessons in their order, equal ones once."""
-    by = {(replace(x, slopes={}).__repr__(), tuple(sorted(x.slopes.items()))): x for x in reversed(lessons)}
-    return tuple(reversed(by.values()))
 
 
 def _merge_chip_facts(first: Profile, second: Profile) -> ChipFacts:
@@ -239,26 +217,25 @@ def _curve(row: object, where: str) -> NetworkCurve:
     part.check_allowed({f.name for f in fields(NetworkCurve)})
     if part.text("op") not in OPS:
         raise Refusal(f"{where}.op={physics.short_repr(part.table.get('op'))}: one of {', '.join(OPS)}", "op", OPS)
-    ranks, nbytes = (_numbers(part, part.table.get(key), key) for key in ("ranks", "nbytes"))
+
+    def numbers(key: str, values: object) -> tuple[float, ...]:
+        return tuple(physics.CURVE[key].read(value, part.named(key)) for value in _sequence(values, part.named(key)))
+
+    ranks, nbytes = (numbers(key, part.table.get(key)) for key in ("ranks", "nbytes"))
     for key, values in (("ranks", ranks), ("nbytes", nbytes)):
         if not values or list(values) != sorted(set(values)):
             raise Refusal(f"{part.named(key)}: numbers that rise are needed, at least one", part.named(key))
-    factor, sigma = (_grid(part, key, len(ranks), len(nbytes)) for key in ("factor", "sigma"))
+    grids = []
+    for key in ("factor", "sigma"):
+        rows = tuple(numbers(key, row) for row in _sequence(part.table.get(key), part.named(key)))
+        if [len(row) for row in rows] != [len(nbytes)] * len(ranks):
+            shape = f"{len(ranks)} x {len(nbytes)} numbers are needed, a row for each number of ranks"
+            raise Refusal(f"{part.named(key)}: {shape}", part.named(key))
+        grids.append(rows)
+    factor, sigma = grids
     names = ("drift", "grown", "reshaped", "domain")
     drift, grown, reshaped, domain = (physics.CURVE[key].read(part.table.get(key, 0), part.named(key)) for key in names)
-    groups = tuple(map(int, ranks))
-    return NetworkCurve(part.text("op"), groups, nbytes, factor, sigma, drift, grown, reshaped, int(domain))
-
-
-def _grid(part: TableView, key: str, groups: int, sizes: int) -> tuple[tuple[float, ...], ...]:
-    rows = tuple(_numbers(part, row, key) for row in _sequence(part.table.get(key), part.named(key)))
-    if len(rows) != groups or {len(row) for row in rows} != {sizes}:
-        raise Refusal(f"{part.named(key)}: {groups} x {sizes} numbers are needed, a row for each number of ranks", part.named(key))
-    return rows
-
-
-def _numbers(part: TableView, values: object, key: str) -> tuple[float, ...]:
-    return tuple(physics.CURVE[key].read(value, part.named(key)) for value in _sequence(values, part.named(key)))
+    return NetworkCurve(part.text("op"), tuple(map(int, ranks)), nbytes, factor, sigma, drift, grown, reshaped, int(domain))
 
 
 def _sequence(value: object, name: str) -> Sequence[object]:
@@ -284,12 +261,8 @@ def load(path: str | os.PathLike[str]) -> Profile:
     if not os.path.exists(file):
         raise Refusal(f"profile '{path}': no such file (commtax calibrate and commtax measure calibrate write one)", "profile")
     text, what = decode_text(read_bytes(file, "profile")), f"profile '{path}'"
-    table: object
-    if file.suffix == ".json" or text.lstrip()[:1] == "{":
-        table = parse_json(text, what)
-    else:
-        _check_length(text, what)
-        table = parse_toml(text, what, "profile")
+    is_json = file.suffix == ".json" or text.lstrip()[:1] == "{"
+    table = parse_json(text, what) if is_json else parse_toml(_checked_length(text, what), what, "profile")
     try:
         return parse(table, File(path).stem)
     except ValueError as error:
@@ -320,15 +293,14 @@ def profile_text(profile: Profile, comments: Sequence[str] | None = None, *, as_
     again = parse(made)
     if as_json:
         return json.dumps(made, indent=1, ensure_ascii=False) + "\n"
-    text = write_toml(made, profile_comment(again) if comments is None else comments)
-    _check_length(text, f"profile '{profile.name}'")
-    return text
+    return _checked_length(write_toml(made, profile_comment(again) if comments is None else comments), f"profile '{profile.name}'")
 
 
-def _check_length(text: str, name: str) -> None:
+def _checked_length(text: str, name: str) -> str:
     """Refuse long TOML, which is read slowly: what would take seconds is neither written nor read."""
     if len(text) > MOST_TOML:
         raise Refusal(f"{name}: longer than {MOST_TOML // MiB} Mi signs of TOML, thousands of runs; make several of it", "profile")
+    return text
 
 
 def profile_comment(profile: Profile) -> list[str]:
@@ -341,9 +313,8 @@ def profile_comment(profile: Profile) -> list[str]:
         runs, served = sum(run.deployment == d for run in runs_of(profile.lessons)), f"{d.engine} {d.version}".strip()
         taught = f"what {plural(runs, 'run')} taught (80% range; before any run)"
         lines += ["", f"{served}, {d.model} on {d.chip}, TP {d.tp}: {taught}"]
-        for name, change in changes.items():
-            moved, after, before = move_words(change)
-            lines.append(f"  {name:20} {moved:>5}  {after:>5}  ({before})")
+        words = ((name, *move_words(change)) for name, change in changes.items())
+        lines += [f"  {name:20} {moved:>5}  {after:>5}  ({before})" for name, moved, after, before in words]
     return lines
 
 
@@ -397,7 +368,7 @@ def parse(document: object, name: str = "") -> Profile:
         name=whole.text("name", name),
         chip=_chip(whole.part("chip")),
         tables=dict(_tables(whole.part("kernels").part("tables"))),
-        libraries=dict(_libraries(whole)),
+        libraries=_libraries(whole),
         network=network,
         curves=made,
         host=whole.some(physics.HOST),
@@ -418,19 +389,16 @@ def parse(document: object, name: str = "") -> Profile:
 
 
 def _checked_version(document: object) -> Mapping[str, object]:
-    """Return the document, where it is one of a version that is read."""
     version = document.get("commtax_profile") if isinstance(document, dict) else None
-    if isinstance(version, int) and not isinstance(version, bool) and version > VERSION:
-        raise Refusal(
-            f"commtax_profile={str(version)[:12]}: a newer commtax wrote it; this one reads versions {OLDER} and {VERSION}"
-        )
+    if type(version) is int and version > VERSION:
+        newer = "a newer commtax wrote it; this one reads versions"
+        raise Refusal(f"commtax_profile={str(version)[:12]}: {newer} {OLDER} and {VERSION}")
     if not isinstance(document, dict) or version not in (OLDER, VERSION) or isinstance(version, bool):
         raise Refusal(f"not a commtax profile of version {OLDER} or {VERSION}")
     return document
 
 
 def _day(whole: TableView) -> str:
-    """Return the day it was written, as text or as TOML's own kind."""
     from datetime import date
 
     day = whole.table.get("written", "")
@@ -473,21 +441,20 @@ def _tables(part: TableView) -> Iterator[tuple[str, dict[str, float]]]:
         yield name, constants.numbers(physics.KERNEL)
 
 
-def _libraries(whole: TableView) -> Iterator[tuple[str, tuple[Path, ...]]]:
-    one = whole.part("library").table
-    entries = whole.rows("libraries")
+def _libraries(whole: TableView) -> dict[str, tuple[Path, ...]]:
+    one, entries = whole.part("library").table, whole.rows("libraries")
     if one and entries:
         raise Refusal("library: libraries lists them all; give one of the two", "library")
-    seen = set[str]()
+    libraries: dict[str, tuple[Path, ...]] = {}
     for index, entry in enumerate(entries or ([one] if one else [])):
         part = TableView.of(entry, f"libraries[{index}]", "a table with a name and paths")
         part.check_allowed({"name", "paths"})
         rows = _sequence(part.table.get("paths"), part.named("paths"))
         name = part.text("name", "nccl")
-        if name in seen:
+        if name in libraries:
             raise Refusal(f"{part.named('name')}={physics.short_repr(name)}: was given before; one list of paths is needed", "name")
-        seen.add(name)
-        yield name, tuple(_path(row, f"{part.where}.paths[{i}]") for i, row in enumerate(rows))
+        libraries[name] = tuple(_path(row, f"{part.where}.paths[{i}]") for i, row in enumerate(rows))
+    return libraries
 
 
 def _path(row: object, where: str) -> Path:
@@ -516,7 +483,6 @@ def _sizes(value: object, name: str) -> tuple[int, ...]:
 
 
 def _by_size(value: object, rule: physics.PhysicalRange, name: str) -> tuple[tuple[int, float], ...]:
-    """Return pairs of a group size and its value, smaller groups first."""
     rows = _sequence(value, name)
     pairs = [pair for pair in rows if isinstance(pair, list) and len(pair) == 2]
     if len(pairs) < len(rows):

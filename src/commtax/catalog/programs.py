@@ -19,16 +19,12 @@ APART = ("program", "flags")  # sections of an engine's file that its record is 
 def programs() -> tuple[Program, ...]:
     """Return engines with a launch command that is read and written, in the order in which they are listed."""
     listed: list[Program] = []
-    for key, facts in ((key, table("engines", key)) for key in stems("engines")):
+    for key in stems("engines"):
+        facts = table("engines", key)
         if section := facts.get("program"):
             starts = [tuple(start) for start in section.get("starts", ())]
-            derived = {
-                "starts": starts,
-                "key": key,
-                "trains": "train" in facts["phases"],
-                "emitted_as": section.get("emitted_as", key),
-            }
-            listed.append(plain_record(Program, {**section, **derived}, f"engines/{key}"))
+            section = {"emitted_as": key, **section, "starts": starts, "key": key, "trains": "train" in facts["phases"]}
+            listed.append(plain_record(Program, section, f"engines/{key}"))
     return tuple(sorted(listed, key=lambda program: program.place))
 
 

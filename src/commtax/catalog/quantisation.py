@@ -3,9 +3,8 @@
 What ModelOpt writes beside it (``hf_quant_config.json``) is read where the config says nothing, and tells the KV cache's format.
 Modules may have formats of their own: ``quantized_layers`` and groups with targets become parts of one ``Quant``.
 
-A checkpoint without a file is a bundled model's release by its name, stored as ending and maker tell. A name that tells another
-size, family or kind of model than a bundled one means none: only endings that change no layer are taken off it, and what was taken
-for what is said.
+A checkpoint without a file is a bundled model's release by its name, stored as ending and maker tell. Only endings that change no
+layer are taken off a name, and a note says what was taken for what.
 """
 
 import json
@@ -31,8 +30,7 @@ FOLDED = "patterns (count)"  # the one key of a list that was folded to patterns
 _TABLE = table("catalog/quantisation.toml")
 ALGORITHMS: Mapping[str, Quant] = {
     name: Quant("", **{**row, "block": tuple(row.get("block", (0, 0)))}) for name, row in _TABLE["algorithms"].items()
-}
-"""Formats by the names that TensorRT Model Optimizer has for them."""
+}  # formats by the names that TensorRT Model Optimizer has for them
 MXFP4, MXFP8, NVFP4, TILES = (ALGORITHMS[name] for name in ("MXFP4", "MXFP8", "NVFP4", "FP8_BLOCK_SCALES"))
 Spelling = TypedDict("Spelling", {"names": list[tuple[str, str]], "plain": list[str], "expert_dtype": str}, total=False)  # noqa: UP013
 
@@ -59,8 +57,7 @@ def quantisation_of_config(config: Config, architecture: str, key: str) -> Quant
     if stated and extra and not quant.kv_dtype:
         quant = replace(quant, kv_dtype=_kv_dtype(extra))
     usual = _spellings().get(architecture, {}).get("expert_dtype", "")
-    kind = next((kind for place in places if (kind := place.get("expert_dtype"))), usual)
-    if kind != "fp4" or quant.parts:
+    if quant.parts or next((kind for place in places if (kind := place.get("expert_dtype"))), usual) != "fp4":
         return quant
     # DeepSeek-V4 says in a field of its own that experts are of 4 bits with a scale of a byte for each 32; tokens come in fp8.
     experts = replace(MXFP4, method=quant.method, activations="fp8", only=("experts",), spelled=quant.spelled)
@@ -73,18 +70,18 @@ def quant_from(config: object, key: str, architecture: str = "") -> Quant:
         raise Refusal(f"model {key}: quantization_config is not a table", "model")
     try:
         quant = _complete_format(_read(config, key), config, _spellings().get(architecture, {}))
-        for names in (names for q in quant.formats for names in (q.ignored, q.only)):
-            try:
-                modules(names)
-            except ValueError as error:
-                raise Refusal(f"model {key}: quantization_config: {error}", "model") from None
-        return quant
     except Refusal:
         raise
     except (TypeError, AttributeError, KeyError, IndexError) as error:
         raise Refusal(f"model {key}: quantization_config has a field of the wrong type ({error})", "model") from None
     except ValueError as error:
         raise Refusal(f"model {key}: quantization_config has a bad number ({error})", "model") from None
+    try:
+        for names in (names for q in quant.formats for names in (q.ignored, q.only)):
+            modules(names)
+    except ValueError as error:
+        raise Refusal(f"model {key}: quantization_config: {error}", "model") from None
+    return quant
 
 
 def _complete_format(quant: Quant, config: Config, family: Spelling) -> Quant:
@@ -123,10 +120,10 @@ def _read(config: Config, key: str) -> Quant:
     # A config that names none: ModelOpt's names an algorithm, llm-compressor's has groups.
     implied = "modelopt" if config.get("quant_algo") else "compressed-tensors" if config.get("config_groups") else ""
     method = str(config.get("quant_method") or "").lower() or implied
-    reader = READERS.get("modelopt" if method.startswith("modelopt") else method)
-    if reader is None:
+    method = "modelopt" if method.startswith("modelopt") else method
+    if method not in READERS:
         raise Refusal(f"model {key}: quant_method {method or 'missing'!r} is not supported (known: {', '.join(READERS)})", "model")
-    return replace(reader(config, key), method="modelopt" if method.startswith("modelopt") else method)
+    return replace(READERS[method](config, key), method=method)
 
 
 def _ignored_modules(config: Config, *names: str) -> tuple[str, ...]:
@@ -169,16 +166,16 @@ def _integer(config: Config, key: str) -> Quant:
     if bits not in (4, 8):
         raise Refusal(f"model {key}: {method} with bits={bits} is not supported (4 or 8)", "model")
     width = max(0, _whole(config.get("group_size") or config.get("q_group_size") or 128))  # -1: one group a row
-    plain = Quant(method, f"int{bits}", (1, width), scale_bytes=2, zero_point_bits=_whole(bits), ignored=_ignored_modules(config))
-    return replace(plain, group_index=method == "gptq")
+    ignored, indexed = _ignored_modules(config), method == "gptq"
+    return Quant(method, f"int{bits}", (1, width), 2, zero_point_bits=_whole(bits), ignored=ignored, group_index=indexed)
 
 
 def _bitsandbytes(config: Config, key: str) -> Quant:  # noqa: ARG001
-    if config.get("load_in_4bit"):
-        # double quantisation keeps an 8-bit scale for 64 values and an fp32 one for 256 of those
-        scale = 1 + 4 / 256 if config.get("bnb_4bit_use_double_quant") else 4
-        return Quant("", "int4", (1, 64), scale_bytes=scale, ignored=_ignored_modules(config))
-    return Quant("", "int8", (1, 0), scale_bytes=4, ignored=_ignored_modules(config))
+    if not config.get("load_in_4bit"):
+        return Quant("", "int8", (1, 0), ignored=_ignored_modules(config))
+    # Double quantisation keeps an 8-bit scale for 64 values and an fp32 one for 256 of those.
+    scale = 1 + 4 / 256 if config.get("bnb_4bit_use_double_quant") else 4
+    return Quant("", "int4", (1, 64), scale, ignored=_ignored_modules(config))
 
 
 def _modelopt(config: Config, key: str) -> Quant:
@@ -191,8 +188,7 @@ def _modelopt(config: Config, key: str) -> Quant:
 
 def _algorithm(config: Config, key: str) -> Quant:
     name = str(config.get("quant_algo") or "").upper()
-    quant = ALGORITHMS.get(name)
-    if quant is None:
+    if (quant := ALGORITHMS.get(name)) is None:
         listed = ", ".join(ALGORITHMS)
         raise Refusal(f"model {key}: modelopt quant_algo {name or 'missing'!r} is not supported ({listed})", "model")
     group = _whole(config.get("group_size") or 0)
@@ -200,20 +196,16 @@ def _algorithm(config: Config, key: str) -> Quant:
 
 
 def _layer_formats(config: Config, key: str) -> tuple[Quant, ...]:
-    """Return the formats of ``quantized_layers``, each with the modules that have it."""
+    layers = _table(config["quantized_layers"], "items")
+    rows = [(str(name), 0, _table(settings)) for name, settings in layers.items() if FOLDED not in layers]
+    for text, count in _table(layers.get(FOLDED, {}), "items").items():  # folded: patterns with their settings and counts
+        name, _, settings = str(text).partition(" = ")
+        rows.append((name, _whole(count), json.loads(settings)))
     groups: dict[Quant, dict[str, int]] = {}
-    for name, count, settings in _settings(_table(config["quantized_layers"], "items")):
-        groups.setdefault(_algorithm(settings, key), {})[_first_expert(name)] = count
+    for name, number, how in rows:
+        groups.setdefault(_algorithm(how, key), {})[_first_expert(name)] = number
     counted = {q: tuple((name, n) for name, n in names.items() if n) for q, names in groups.items()}
     return tuple(replace(q, only=tuple(names), counted=counted[q]) for q, names in groups.items())
-
-
-def _settings(layers: Config) -> list[tuple[str, int, Config]]:
-    """List modules (or patterns with their counts) and how each is quantised, with folded settings behind the name."""
-    if FOLDED not in layers:
-        return [(str(name), 0, _table(settings)) for name, settings in layers.items()]
-    split = [(*str(text).partition(" = "), _whole(count)) for text, count in _table(layers[FOLDED], "items").items()]
-    return [(name, count, json.loads(settings)) for name, _, settings, count in split]
 
 
 def _mix_formats(parts: tuple[Quant, ...]) -> Quant:
@@ -259,28 +251,24 @@ def _block(weights: Config, strategy: object, size: int, key: str) -> tuple[int,
     if strategy == "block":
         return _tile(weights.get("block_structure") or TILES.block)
     blocks: dict[object, tuple[int, int]] = {"tensor": (0, 0), "channel": (1, 0), "group": (1, size), "tensor_group": (1, size)}
-    block = blocks.get(strategy)
-    if block is None:
+    if strategy not in blocks:
         raise Refusal(f"model {key}: compressed-tensors strategy {strategy!r} is not supported", "model")
-    return block
+    return blocks[strategy]
 
 
 def _quark(config: Config, key: str) -> Quant:
-    """Read AMD's format: one setting for all, and names that are left out."""
     listed = _table(config.get("global_quant_config") or {}).get("weight") or {}
     weights = _table(listed[0] if isinstance(listed, list) else listed)
     dtype, scheme = str(weights.get("dtype")), str(weights.get("qscheme"))
-    algorithm = _TABLE["quark"].get(f"{dtype} {scheme}")
-    if algorithm is None:
+    if (kind := f"{dtype} {scheme}") not in _TABLE["quark"]:
         raise Refusal(f"model {key}: quark weights of {dtype!r} with {scheme!r} scales are not supported", "model")
-    return replace(ALGORITHMS[algorithm], ignored=_ignored_modules(config))
+    return replace(ALGORITHMS[_TABLE["quark"][kind]], ignored=_ignored_modules(config))
 
 
 READERS: Mapping[str, FormatReader] = {
     "fp8": _fp8,
     "fbgemm_fp8": _fixed_format("FP8_PER_CHANNEL_PER_TOKEN"),  # one scale an output row
-    "mxfp4": _fixed_format("MXFP4"),
-    "mxfp8": _fixed_format("MXFP8"),
+    **{name: _fixed_format(name.upper()) for name in ("mxfp4", "mxfp8")},
     "awq": _integer,
     "gptq": _integer,
     "modelopt": _modelopt,
@@ -288,8 +276,6 @@ READERS: Mapping[str, FormatReader] = {
     "bitsandbytes": _bitsandbytes,
     "quark": _quark,
 }
-
-
 LONGEST_NAME = 200  # signs of a name without its owner; the Hub allows 96
 
 
@@ -354,9 +340,8 @@ class NameMatch:
 @lru_cache(maxsize=1)
 def _releases() -> dict[str, NameMatch]:
     """Return the ids whose configs have, or are assumed to have, a bundled model's layers."""
-    kinds = {True: "ending", False: "release"}
-    made = ((x["ids"], NameMatch(x["of"], x.get("longest", 0), kinds[bool(x.get("assumed"))])) for x in _file()["releases"])
-    return {normal(name): meaning for ids, meaning in made for name in ids}
+    rows = ((x["ids"], x["of"], x.get("longest", 0), "ending" if x.get("assumed") else "release") for x in _file()["releases"])
+    return {normal(name): NameMatch(of, longest, by) for ids, of, longest, by in rows for name in ids}
 
 
 @lru_cache(maxsize=1)
@@ -371,15 +356,14 @@ def _models_by_ending() -> dict[str, NameMatch]:
 @lru_cache(maxsize=1)
 def _roots() -> dict[str, frozenset[str]]:
     """Return the models that names mean, by each name and by what is left of it as endings are taken off."""
-    keys_of: dict[str, set[str]] = {}
+    keys_of: dict[str, frozenset[str]] = {}
     for name, meaning in _models_by_ending().items():
         for root in _shortened_names(name):
-            keys_of.setdefault(root, set()).add(meaning.key)
-    return {root: frozenset(keys) for root, keys in keys_of.items()}
+            keys_of[root] = keys_of.get(root, frozenset()) | {meaning.key}
+    return keys_of
 
 
 def _shortened_names(name: str) -> list[str]:
-    """Return a name, and what is left of it as endings are taken off one by one."""
     names, ending = [name], f"{_file()['endings']}$"
     while (match := re.search(ending, names[-1])) and match.start() > 0:
         names.append(names[-1][: match.start()])
@@ -436,12 +420,13 @@ def taken_as(name: str, base: Model, match: NameMatch, rule: StorageRule | None 
     longest = (rule.longest if rule and sure else 0) or match.longest or base.max_len
     how = f" with {quant.title if quant else 'plain weights'}" if rule else ""
     length = f", {longest:,} tokens long" if longest != base.max_len else ""
-    if match.by == "ending" and not sure:
+    reason = ": its config is not at hand"
+    if sure:
+        reason = ""
+    elif match.by == "ending":
         reason = ": same architecture by its name; its config is not at hand, and length and vocabulary may differ"
-    elif rule:
-        reason = "" if sure else ": its config is not at hand"
-    else:
-        reason = ": same architecture" if match.by == "release" else ": the same name; its config is not at hand"
+    elif not rule:
+        reason = ": same architecture" if match.by == "release" else f": the same name; {reason[2:]}"
     note = Note("taken-as", f"{name} is taken as {base.key}{how}{length}{reason}")
     source = Citation(rule.source, "", "") if rule else Citation(f"config.json of {base.key}, whose layers it has", "", "")
     key = normal(name.rstrip("/")).rpartition("/")[2]

@@ -56,8 +56,8 @@ def flag_words(text: str) -> tuple[FlagWord, ...]:
     >>> [(word.key, word.value) for word in flag_words('--x \\'{"a_b": {"c": {dcp}}}\\' Y=1')]
     [('x.a-b.c', '<dcp>'), ('$Y', '1')]
     """
-    needed = OPTIONAL.sub(" ", text)
-    return (*_words(needed, optional=False), *(word for part in OPTIONAL.findall(text) for word in _words(part, optional=True)))
+    optional = (word for part in OPTIONAL.findall(text) for word in _words(part, optional=True))
+    return (*_words(OPTIONAL.sub(" ", text), optional=False), *optional)
 
 
 def _words(text: str, optional: bool) -> Iterator[FlagWord]:
@@ -86,13 +86,12 @@ def leaves(value: str) -> Iterator[tuple[tuple[str, ...], str]]:
     >>> list(leaves('{"a": {"b": true}, "c": 3}')), list(leaves("fp8"))
     ([(('a', 'b'), 'true'), (('c',), '3')], [((), 'fp8')])
     """
-    if value.lstrip().startswith("{"):
-        try:
-            tree = json.loads(re.sub(r'(?<!")(<[a-z_]+(?:[+-]\d+)?>)', r'"\1"', value))
-        except (ValueError, RecursionError):
-            tree = _python(value)
-    else:
-        tree = value
+    if not value.lstrip().startswith("{"):
+        return iter([((), value)])
+    try:
+        tree = json.loads(re.sub(r'(?<!")(<[a-z_]+(?:[+-]\d+)?>)', r'"\1"', value))
+    except (ValueError, RecursionError):
+        tree = _python(value)
     return tree_leaves(tree, ())
 
 
@@ -155,7 +154,6 @@ class WrittenFlags:
 
 
 def _flow(value: object) -> str:
-    """YAML in one line."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {_flow(below)}" for key, below in value.items()) + "}"
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -188,8 +186,7 @@ def written_flags(techniques: Iterable[Technique], engine: str, question: Questi
             tree = trees[word.kind]
             for key in word.path[:-1]:
                 below = tree.get(key)
-                if not isinstance(below, dict):
-                    below = tree[key] = {}
+                tree[key] = below = below if isinstance(below, dict) else {}
                 tree = below
             tree[word.path[-1]] = typed
     variables = {name: _flow(value) for name, value in trees["variable"].items()}
@@ -208,24 +205,19 @@ def _spoken(name: str, value: object) -> object:
 def place_value(question: Question, name: str) -> object:
     """Return what stands in a place: a field of the question, all ranks' experts with copies, or ranks as engines count."""
     experts, plan = question.model.experts, question.plan
-    sharing = max(1, int(plan.ep) // int(plan.tp))  # groups of one server
-    match name:
-        case "slots":
-            return experts.num_experts + int(plan.redundant_experts) if experts else None
-        case "tp_over_dcp":
-            return sharing * int(plan.tp) // int(plan.dcp)
-        case "tp_times_cp":
-            return sharing * int(plan.tp) * int(plan.cp)
-    return field_value(question, name)
+    if name == "slots":
+        return experts.num_experts + int(plan.redundant_experts) if experts else None
+    ranks = max(1, int(plan.ep) // int(plan.tp)) * int(plan.tp)  # of the groups of one server
+    counts = {"tp_over_dcp": ranks // int(plan.dcp), "tp_times_cp": ranks * int(plan.cp)}
+    return counts[name] if name in counts else field_value(question, name)
 
 
 def _theirs(one: Technique, engine: str, key: str, value: object, more: int) -> str:
-    """Return the engine's word for a value of ours."""
-    if isinstance(value, str):
-        ours = next((word for word, becomes in one.words.items() if becomes == value), value)
-        words = words_of(engine).get(key, {})
-        return next((str(theirs) for theirs, word in words.items() if word in (ours, value)), ours)
-    return str(int(float(str(value))) + more) if not isinstance(value, bool) else str(value).lower()
+    if not isinstance(value, str):
+        return str(int(float(str(value))) + more) if not isinstance(value, bool) else str(value).lower()
+    ours = next((word for word, becomes in one.words.items() if becomes == value), value)
+    words = words_of(engine).get(key, {})
+    return next((str(theirs) for theirs, word in words.items() if word in (ours, value)), ours)
 
 
 @lru_cache(maxsize=8)

@@ -26,15 +26,10 @@ def techniques() -> Mapping[str, Technique]:
     return {key: plain_record(Technique, {"key": key, **entry}, "techniques.toml") for key, entry in entries}
 
 
-@lru_cache(maxsize=1)
-def _by_name() -> Mapping[str, Technique]:
-    return {name: one for one in techniques().values() for name in (one.key, *one.also)}
-
-
 def technique(name: str) -> Technique:
     """Return a technique by key or other name, underscores as dashes."""
-    by_name, key = _by_name(), name.strip().lower().replace("_", "-")
-    if key not in by_name:
+    by_name = {name: one for one in techniques().values() for name in (one.key, *one.also)}
+    if (key := name.strip().lower().replace("_", "-")) not in by_name:
         option, rule = option_called(key), f"one of {', '.join(techniques())}{suggest(key, by_name)}"
         if option and (takers := [verb for verb in option.verbs if "(" not in verb]):
             rule = f"no technique, but an option of {listed(takers)}: {option.spellings[0]}"
@@ -51,19 +46,14 @@ def parse_techniques(text: str) -> Iterator[tuple[Technique, tuple[str, ...]]]:
         one = technique(name)
         text_values = values if equals else (one.usual.split() or [""])[0]
         parts = tuple(value.strip() for value in text_values.split(":")) if equals or text_values else ()
-        _check_values(one, parts)
+        needed = sum(not name.endswith("?") for name in one.takes)
+        if not needed <= len(parts) <= len(one.takes) or "" in parts:
+            words = [VALUES.get(name.strip("?"), {}).get("word", "VALUE") for name in one.takes]
+            form = ":".join(words[: needed or None]) + "".join(f"[:{word}]" for word in words[needed:] if needed)
+            rule = f"write {one.key}={form}{'' if needed else f' or {one.key}'}" if words else "takes no value"
+            text = f"{one.key}{'=' * bool(parts)}{':'.join(parts)}"
+            raise Refusal(rule if parts else f"needs a value; {rule}", "technique", kind=UNSAID, subject=f"technique '{text}'")
         yield one, parts
-
-
-def _check_values(one: Technique, values: tuple[str, ...]) -> None:
-    needed = sum(not name.endswith("?") for name in one.takes)
-    if len(values) > len(one.takes) or len(values) < needed or "" in values:
-        words = [VALUES.get(name.strip("?"), {}).get("word", "VALUE") for name in one.takes]
-        form = ":".join(words[: needed or None]) + "".join(f"[:{word}]" for word in words[needed:] if needed)
-        rule = f"write {one.key}={form}{'' if needed else f' or {one.key}'}" if words else "takes no value"
-        rule = rule if values else f"needs a value; {rule}"
-        text = f"{one.key}{'=' * bool(values)}{':'.join(values)}"
-        raise Refusal(rule, "technique", kind=UNSAID, subject=f"technique '{text}'")
 
 
 def changes_of(text: str) -> dict[str, object]:
@@ -100,7 +90,7 @@ def techniques_on(q: Question) -> Iterator[tuple[Technique, str]]:
 def is_on(one: Technique, q: Question) -> bool:
     """Return whether all that a technique sets is set, and what it takes is not what nobody says."""
     taken = {name.strip("?") for name in one.takes}
-    if any(field_value(q, name) != value for name, value in one.sets.items() if name not in taken):
+    if not has_changes(q, {name: value for name, value in one.sets.items() if name not in taken}):
         return False
     needed = [name for name in one.takes if not name.endswith("?")] or [name for name in taken if name in one.sets or not one.sets]
     values = [(name, field_value(q, name)) for name in needed]
@@ -120,8 +110,7 @@ def field_value(q: Question, name: str) -> object:
 
 def default_of(name: str) -> object:
     part = _part_of(name)
-    kind = Question.__dataclass_fields__[part].default if part and part != "plan" else Plan() if part else None
-    return getattr(kind, name, 0)
+    return getattr(Plan() if part == "plan" else Question.__dataclass_fields__[part].default, name, 0) if part else 0
 
 
 def is_default(name: str, value: object) -> bool:
@@ -139,8 +128,7 @@ def _value(one: Technique, name: str, text: str) -> object:
         if text not in one.words:
             raise Refusal(f"technique '{one.key}={text[:40]}': one of {', '.join(one.words)}", "technique", tuple(one.words))
         return one.words[text]
-    counted = name in options() and options()[name].type == "int"
-    bounds = VALUES.get(name, {})
+    counted, bounds = name in options() and options()[name].type == "int", VALUES.get(name, {})
     if "most" not in bounds and not counted:
         return text
     low, high, whole = (bounds.get(key, usual) for key, usual in COUNTED.items())

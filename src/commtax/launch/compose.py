@@ -16,10 +16,7 @@ def write(deployment: DeployedPlan) -> str:
     used, here = sum(pool.servers * pool.gpus for pool in deployment.pools), deployment.question.cluster.gpus_per_host
     if used > here:
         raise Refusal.of(f"{used} GPUs are more than the {here} of one host; kubernetes and slurm do more", emit="compose")
-    services: dict[str, Tree] = {}
-    files: dict[str, Tree] = {}
-    names: dict[str, list[str]] = {}
-    first = 0
+    services, files, names, first = Service(), Service(), dict[str, list[str]](), 0
     for pool in deployment.pools:
         for number in range(pool.servers):
             name = f"{pool.file}-{number}" if deployment.apart or pool.servers > 1 else "llm"
@@ -39,17 +36,14 @@ def write(deployment: DeployedPlan) -> str:
             service["configs"] = [{"source": "disagg.yaml", "target": "/settings/disagg.yaml"}]
         services["router"] = service | {"depends_on": ready}
     tree: Service = {"name": deployment.name, "services": services, "volumes": {"models": {}}}
-    return "\n".join([*deployment.remarks(), yaml_text([{**tree, **({"configs": files} if files else {})}])])
+    return "\n".join([*deployment.remarks(), yaml_text([tree | ({"configs": files} if files else {})])])
 
 
 def _server(deployment: DeployedPlan, pool: LaunchJob, name: str, gpus: list[int], port: int) -> Service:
     command, file = pool.command(host=name), f"{pool.file}.yaml"
     words = [*words_of(command, f"/settings/{file.removesuffix('.yaml')}"), *listening(deployment.program)]
-    environment: Service = {
-        **dict(v.partition("=")[::2] for v in command.variables),
-        "HF_HOME": FACTS["cache"],
-        "HF_TOKEN": Explained("${HF_TOKEN:-}", "for gated models"),
-    }
+    environment: Service = dict(v.partition("=")[::2] for v in command.variables)
+    environment |= {"HF_HOME": FACTS["cache"], "HF_TOKEN": Explained("${HF_TOKEN:-}", "for gated models")}
     device = {"driver": "nvidia", "device_ids": Explained([str(gpu) for gpu in gpus], WHY["device"]), "capabilities": ["gpu"]}
     every = int(FACTS["probe_s"])
     check: Service = {"test": ["CMD", "curl", "-f", f"http://localhost:{PORT}{deployment.health}"], "interval": f"{every}s"}

@@ -19,13 +19,13 @@ from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import Program
 from commtax.statement import Refusal
+from commtax.units import GiB
 from commtax.verbs.disaggregation import prompter
 from commtax.verbs.fit_advice import startable
 
 FACTS = table("launch/deployments.toml")
 WHY: dict[str, str] = FACTS["why"]
 PORT: int = FACTS["port"]
-GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class DeployedPlan:
 
     @property
     def stored_bytes(self) -> float:
-        """Return the weights, once."""
+        """The weights, once."""
         return total_bytes(self.question.model, self.question.plan)
 
     @property
@@ -66,9 +66,9 @@ class DeployedPlan:
         return start_s(self.question)
 
     @property
-    def volume_gib(self) -> int:
-        """Room for the weights and what comes with them, in tens."""
-        return math.ceil(self.stored_bytes * float(FACTS["spare"]) / GIB / 10) * 10
+    def volume(self) -> str:
+        """Room for the weights and what comes with them, in tens of GiB."""
+        return f"{math.ceil(self.stored_bytes * float(FACTS['spare']) / GiB / 10) * 10}Gi"
 
     @property
     def health(self) -> str:
@@ -96,8 +96,7 @@ def deployment_of(question: Question, prompts: int, copies: int, placed: bool = 
 
     def pool(q: Question, servers: int, role: str) -> LaunchJob:
         inner = groups_per_server(q.plan, made_by, q.cluster)
-        inner_copies = 1 if role else int(q.plan.dp) // inner
-        return LaunchJob(made_by.key, q, inner, servers * inner_copies, role=role, placed=placed)
+        return LaunchJob(made_by.key, q, inner, servers * (1 if role else int(q.plan.dp) // inner), role=role, placed=placed)
 
     if not prompts:
         return DeployedPlan(question, made_by, (pool(question, copies, ""),))
@@ -126,18 +125,15 @@ def host_script(command: Command, hosts: int, line: str, leads: bool | None = No
     >>> host_script(Command([], below="--headless"), 2, "vllm serve x", leads=False)
     ['vllm serve x --headless']
     """
-    meet = f"{address}:{FACTS['ray_port']}"
-    joins = f"exec ray start --address {meet} --block"
+    joins = f"exec ray start --address {address}:{FACTS['ray_port']} --block"
     if command.ray and leads is False:
         return [joins]
     if command.ray:
         wait = f"import ray, sys; ray.init(); sys.exit(sum(n['Alive'] for n in ray.nodes()) < {hosts})"
         others = [f'if [ "$NODE_RANK" != 0 ]; then {joins}; fi'] * (leads is None)
         return [*others, f"ray start --head --port {FACTS['ray_port']}", f'until python3 -c "{wait}"; do sleep 5; done', line]
-    if not command.below or leads:
-        return [line]
-    if leads is False:
-        return [f"{line} {command.below}"]
+    if not command.below or leads is not None:
+        return [f"{line} {command.below}" if command.below and not leads else line]
     return ["BELOW=", f'if [ "$NODE_RANK" != 0 ]; then BELOW="{command.below}"; fi', f"{line} $BELOW"]
 
 
@@ -185,9 +181,7 @@ def written(question: Question, form: str, copies: int, prompts: int = 0) -> dic
     if len(chips) > 1 and form in ONE_KIND:
         raise Refusal.of(f"pools on {' and '.join(chips)} are two jobs; kubernetes and dynamo start both", emit=form)
     launch: dict[str, str] = {"launch": module.write(deployment)}
-    if form != "llm-d":
-        return launch
-    return launch | {"router": module.scheduler(deployment), "install": module.install(deployment)}
+    return launch | ({"router": module.scheduler(deployment), "install": module.install(deployment)} if form == "llm-d" else {})
 
 
 def start_commands(q: Question, word: str, copies: int = 1, prompts: int = 0, devices: str = "") -> dict[str, str]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from commtax.launch.deployment import FACTS, PORT, WHY, DeployedPlan, variables, words_of
 from commtax.launch.jobs import LaunchJob, model_id
-from commtax.launch.kubernetes import claim, mounts, resources, settings_maps, volumes
+from commtax.launch.kubernetes import claim, mounted, resources, settings_maps
 from commtax.launch.yaml_text import Explained, Tree, yaml_text
 
 GRAPH = FACTS["dynamo"]
@@ -32,8 +32,7 @@ def _worker(deployment: DeployedPlan, pool: LaunchJob) -> Component:
     words = words_of(command, f"/settings/{pool.file}")
     container |= {"command": words[:3], "args": words[3:], "env": variables(command, pool)}
     container["resources"] = {"limits": resources(deployment, pool)}
-    container["volumeMounts"] = [mount for mount in mounts(command) if mount["name"] != "shm"]
-    kept = [volume for volume in volumes(deployment, pool, command) if volume["name"] != "shm"]
+    container["volumeMounts"], kept = ([one for one in rows if one["name"] != "shm"] for rows in mounted(deployment, pool, command))
     shared = Explained(f"{pool.gpus_per_host * FACTS['shm_gib_per_gpu']}Gi", WHY["shm"])
     component: Component = {"name": pool.role or "worker", "type": pool.role or "worker", "replicas": pool.servers}
     if pool.all_hosts > 1:

@@ -10,7 +10,7 @@ The flags of techniques stand in ``catalog/techniques.toml``; such flags are kep
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field, replace
+from dataclasses import field
 from functools import lru_cache
 from importlib import import_module
 from itertools import takewhile
@@ -33,8 +33,7 @@ RULES = {
     "count": "a whole number is needed, such as 4096 or 32k",
     "share": "a fraction above 0 and at most 1 is needed",
     "ratio": "a fraction from 0 to 1 is needed",
-}
-"""What the kinds of values must be."""
+}  # what the kinds of values must be
 KINDS = (*RULES, "text", "several", "name", "on")
 PARSERS: Mapping[str, Callable[[str, str], float]] = {k: parse_count if k in ("int", "count") else parse_fraction for k in RULES}
 DASHES = "-–—"  # as word processors make them of "--"
@@ -71,7 +70,6 @@ class FlagTable:
 
 
 def _flags(rows: Mapping[str, Mapping[str, str]]) -> tuple[Flags, dict[str, str]]:
-    """Return the fields of flags, and the flag that each field is written by."""
     spelled = [(name, kind, flags.split()) for kind in KINDS for name, flags in rows.get(kind, {}).items()]
     flags = {flag.replace("_", "-"): (name, kind) for name, kind, spellings in spelled for flag in spellings}
     return flags, {name: spellings[0] for name, _, spellings in spelled}
@@ -86,17 +84,12 @@ def flags_of(engine: str) -> FlagTable:
     rows = flag_table(engine)
     same, libraries = rows.get("same", {}), rows.get("libraries", {})
     names = {**COMMON["names"], **rows.get("names", {})}
-    return FlagTable(*_flags(rows), names, libraries, _technique_flags(engine, same), same, words_of(engine), rows.get("usual", {}))
-
-
-def _technique_flags(engine: str, same: Mapping[str, str]) -> Flags:
-    """Return the flags and variables of techniques, by the first word of their path: switches, or flags with a value."""
-    flags: dict[str, tuple[str, str]] = {}
-    for one in techniques().values():
-        for word in flag_words(one.flags.get(engine, "")):
-            switch = len(word.path) == 1 and word.value == "true"
-            flags[word.key.partition(".")[0]] = (word.place[0] if word.place else "", "on" if switch else "text")
-    return flags | {other.partition(".")[0]: kind for other, name in same.items() if (kind := flags.get(name.partition(".")[0]))}
+    flags: dict[str, tuple[str, str]] = {}  # of techniques, by the first word of their path: switches, or flags with a value
+    for word in (word for one in techniques().values() for word in flag_words(one.flags.get(engine, ""))):
+        switch = len(word.path) == 1 and word.value == "true"
+        flags[word.key.partition(".")[0]] = (word.place[0] if word.place else "", "on" if switch else "text")
+    flags |= {other.partition(".")[0]: kind for other, name in same.items() if (kind := flags.get(name.partition(".")[0]))}
+    return FlagTable(*_flags(rows), names, libraries, flags, same, words_of(engine), rows.get("usual", {}))
 
 
 def command_of(engine: str) -> ModuleType:
@@ -141,11 +134,17 @@ class FlagReading:
         loose = []
         for name, value, written in _pairs(args, {**table.technique_flags, **table.flags}):
             switch, kind = table.flags.get(name.removeprefix("no-"), ("", ""))
-            requested, quiet = self._keep_words(table, name, value, written), QUIET.get(name, ("", ""))[0]
+            requested, quiet = self.keep_words(table, name, value, written), QUIET.get(name, ("", ""))[0]
             if not name:
                 loose.append(written)
-            elif name in table.flags:
-                self._keep(table, name, value, written)
+            elif name in table.flags:  # what is left to the engine is not kept
+                key, kind = table.flags[name]
+                read = _value(key, kind, value, written)
+                if kind == "name":
+                    ours = {theirs.lower(): word for theirs, word in table.names[key].items()}
+                    self.unread += [] if str(read).lower() in ours else [written]
+                    read = ours.get(str(read).lower(), "")
+                self.values |= {} if read is None else {key: read}
             elif quiet == "prefixes":
                 self.note("prefix caching", "prefix caching is on; --prefix-cache says how much of each prompt is found there")
             elif quiet == "unshared":
@@ -164,7 +163,7 @@ class FlagReading:
         how = "simulate --shared-prefix TOKENS, with and without it, says what that costs"
         self.note("prefix caching", f"{written}: prompts that share text are computed whole; {how}")
 
-    def _keep_words(self, table: FlagTable, name: str, value: str | None, written: str) -> bool:
+    def keep_words(self, table: FlagTable, name: str, value: str | None, written: str) -> bool:
         """Keep the values of a technique's flag by path, and return whether the flag is one."""
         off = name.startswith("no-") and name not in table.technique_flags
         name = name.removeprefix("no-") if off else name
@@ -177,24 +176,6 @@ class FlagReading:
             self.words[usual_key(table, key)] = WrittenWord(leaf, f"--{key} {leaf}" if path else written)
         return True
 
-    def keep_variables(self, table: FlagTable, variables: Mapping[str, str]) -> list[str]:
-        """Keep the values of techniques' variables, and return the names of these."""
-        return [name for name, value in variables.items() if self._keep_words(table, f"${name}", value, f"{name}={value}")]
-
-    def _keep(self, table: FlagTable, flag: str, value: str | None, written: str) -> None:
-        """Keep a value, or refuse it by the rule that it breaks. What is left to the engine is not kept."""
-        name, kind = table.flags[flag]
-        try:
-            read = _value(name, kind, value)
-        except ValueError as rule:
-            raise Refusal(f"from: '{written}': {rule}", "from") from None
-        if kind == "name":
-            ours = {theirs.lower(): word for theirs, word in table.names[name].items()}
-            self.unread += [] if str(read).lower() in ours else [written]
-            read = ours.get(str(read).lower(), "")
-        if read is not None:
-            self.values[name] = read
-
 
 def usual_key(table: FlagTable, key: str) -> str:
     """Return a flag's path as techniques have it, whatever its spelling."""
@@ -204,26 +185,26 @@ def usual_key(table: FlagTable, key: str) -> str:
     return key
 
 
-def _value(name: str, kind: str, value: str | None) -> Value | None:
-    """Return the value of a flag's word, or None where it leaves the choice to the engine."""
+def _value(name: str, kind: str, value: str | None, written: str) -> Value | None:
+    """Return the value of a flag's word, None where it leaves the choice to the engine, or refuse it by the rule that it breaks."""
     if kind == "on":
         return True if str(value).lower() not in ("false", "0", "no") else None
     if value is None:
-        raise Refusal("the flag needs a value", "from")
+        raise Refusal(f"from: '{written}': the flag needs a value", "from")
     if kind in ("text", "several", "name"):
         return value
     if value.lower() in LEFT_TO_THE_ENGINE:
         return None
     if "$" in value:
-        raise Refusal("the variable is not set in what was pasted", "from")
+        raise Refusal(f"from: '{written}': the variable is not set in what was pasted", "from")
     try:
         number = PARSERS[kind](value, name)
+        if number == -1 and name in COMMON["as_long_as_fits"]:
+            return None
+        if not {"int": number >= 1, "count": True, "share": 0 < number <= 1, "ratio": 0 <= number <= 1}[kind]:
+            raise ValueError
     except ValueError:
-        raise Refusal(RULES[kind], "from") from None
-    if number == -1 and name in COMMON["as_long_as_fits"]:
-        return None
-    if not {"int": number >= 1, "count": True, "share": 0 < number <= 1, "ratio": 0 <= number <= 1}[kind]:
-        raise Refusal(RULES[kind], "from")
+        raise Refusal(f"from: '{written}': {RULES[kind]}", "from") from None
     return number
 
 
@@ -235,25 +216,17 @@ def _pairs(args: list[str], flags: Flags) -> Iterator[tuple[str, str | None, str
         if not _is_flag(word):
             yield "", word, word
             continue
-        name, equals, value = word.partition("=")
-        name = flag_name(name)
-        kind = (flags.get(name) or QUIET.get(name) or ("", ""))[1]
-        words = list(takewhile(lambda one: not _is_flag(one), args[at:]))[: {"on": 0, "several": None}.get(kind, 1)]
-        if equals:
-            yield name, value, word
-        elif words:
-            yield name, ",".join(words), " ".join([word, *words])
-            at += len(words)
-        else:
-            yield name, None, word
+        flag, equals, value = word.partition("=")
+        kind = (flags.get(name := flag_name(flag)) or QUIET.get(name) or ("", ""))[1]
+        most = 0 if equals else {"on": 0, "several": None}.get(kind, 1)
+        words = list(takewhile(lambda one: not _is_flag(one), args[at:]))[:most]
+        at += len(words)
+        value = ",".join(words) if words else value
+        yield name, value if equals or words else None, " ".join([word, *words])
 
 
 def flag_name(flag: str) -> str:
-    """Return a flag's name as tables have it.
-
-    >>> flag_name("--tp_size")
-    'tp-size'
-    """
+    """Return a flag's name as tables have it: ``tp-size`` for ``--tp_size``."""
     return flag.lstrip(DASHES).replace("_", "-")
 
 
@@ -277,9 +250,9 @@ SHAPE = ("layers", "hidden", "heads", "kv_heads", "width", "experts", "vocab", "
 class Servers:
     count: int = 1  # equal ones
     role: str = ""  # "prefill" or "decode" where a server does one of them
-    prefill_tp: int | None = None  # of the servers for prompts beside those that decode
-    prefill_dp: int | None = None
-    prefill_workers: int | None = None
+    prefill_tp: int = 1  # of the servers for prompts beside those that decode
+    prefill_dp: int = 1
+    prefill_workers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,9 +294,9 @@ class Launch:
 
     @property
     def num_gpus(self) -> int:
-        one = math.prod(self.axes[axis] for axis in AXES)
-        ahead = self.servers
-        return one * ahead.count + (ahead.prefill_workers or 0) * (ahead.prefill_tp or 1) * (ahead.prefill_dp or 1)
+        all_of = self.servers
+        of_prompts = all_of.prefill_workers * all_of.prefill_tp * all_of.prefill_dp
+        return math.prod(self.axes[axis] for axis in AXES) * all_of.count + of_prompts
 
     def chunks_of(self, layers: int) -> int:
         """Return the chunks a rank of a model with so many layers, 0 where the command does not say."""
@@ -341,9 +314,9 @@ def make_launch(engine: str, reading: FlagReading, loose: list[str], env: Mappin
     shape = tuple((name, int(values[name])) for name in SHAPE if name in values)
     stated = FlagValues({name: value for name in SETTABLE if (value := values.get(name, "")) != "" and value is not False})
     place = LaunchPlace(int(values.nnodes or 0) or None, int(values.gpus_per_node or 0) or None, (), str(values.address))
-    launch = Launch(engine, stated, "", "train" if trains else "serve", str(values.model), str(values.called), shape)
-    launch = replace(launch, servers=Servers(role=str(values.role)), place=place, notes=tuple(reading.notes))
-    return replace(launch, stage_layers=int(values.stage_layers or 0), slots=int(values.slots or 0), unread=tuple(reading.unread))
+    servers, (layers, slots) = Servers(role=str(values.role)), (int(values.get(name) or 0) for name in ("stage_layers", "slots"))
+    named = "train" if trains else "serve", str(values.model), str(values.called)
+    return Launch(engine, stated, "", *named, shape, servers, place, layers, slots, tuple(reading.notes), tuple(reading.unread))
 
 
 def _settle_serving(reading: FlagReading) -> None:
@@ -359,10 +332,10 @@ def _settle_serving(reading: FlagReading) -> None:
     values.request_rate, values.burstiness = rate or "", gaps if rate else ""
     if not rate:
         values.num_prompts = ""
-    if not reading.values.lora:
-        reading.values.lora_rank = reading.values.max_loras = ""
-    elif reading.values.lora_rank == "":
-        reading.values.lora_rank = rank = int(COMMON["lora_rank"])
+    if not values.lora:
+        values.lora_rank = values.max_loras = ""
+    elif values.lora_rank == "":
+        values.lora_rank = rank = int(COMMON["lora_rank"])
         usual = f"{program(COMMON['lora_rank_of']).title}'s usual one"
         reading.note("lora rank", f"the adapters' rank is not said: {rank}, {usual}")
     values.dtype = str(values.quantization) or str(values.compute)

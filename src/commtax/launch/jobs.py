@@ -45,14 +45,14 @@ class LaunchJob:
         return int(self.plan.num_gpus) // int(self.plan.dp) * self.dp
 
     @property
-    def hosts(self) -> int:
-        """Hosts of one server that its command has to name."""
-        return 1 if self.placed else self.all_hosts
-
-    @property
     def all_hosts(self) -> int:
         """Hosts of one server."""
         return math.ceil(self.gpus / self.question.cluster.gpus_per_host)
+
+    @property
+    def hosts(self) -> int:
+        """Hosts of one server that its command has to name."""
+        return 1 if self.placed else self.all_hosts
 
     @property
     def gpus_per_host(self) -> int:
@@ -93,10 +93,9 @@ class LaunchJob:
         flags, carried = self.technique_flags, written_flags(carriers, self.engine, self.question)
         variables = (f"{name}={value}" for name, value in {**flags.variables, **carried.variables}.items())
         untold = [(name, value) for one in self.techniques for name, value in untold_fields(one, self.engine, self.question)]
-        left = []
-        for name in flags.unsaid:
-            model = place_value(self.question, name.lower())
-            left.append(f"#{f' no Hugging Face name of {model} is known:' if model else ''} put the name of yours for {name}")
+        unnamed = {name: place_value(self.question, name.lower()) for name in flags.unsaid}
+        why = {name: f" no Hugging Face name of {model} is known:" if model else "" for name, model in unnamed.items()}
+        left = [f"#{reason} put the name of yours for {name}" for name, reason in why.items()]
         left += [f"# no flag of {program(self.engine).title} says {name.replace('_', ' ')}: {value}" for name, value in untold]
         gone = [(one.key, since) for one in self.techniques if (since := one.dropped.get(self.engine, ""))]
         left += [f"# {program(self.engine).title} {since} and later have no {key}: run an earlier one" for key, since in gone]
@@ -152,10 +151,7 @@ class Command:
 
 
 def server_flags(job: LaunchJob, **special: Value) -> list[str]:
-    """Return the flags of a server. ``special`` values stand where an engine sets them in a way of its own.
-
-    What the engine has no flag for is left out. Weights that it quantises itself have one; other types need a checkpoint.
-    """
+    """Return the flags of a server, as far as the engine has them, with ``special`` values where it sets them in another way."""
     plan, limits, how = job.plan, job.question.limits, job.question.what_if
     weights = "" if job.question.model.quant else plan.weights_dtype
     whole = job.question.model.tower is not None and plan.tower == "data" and bool(plan.tp > 1)
@@ -202,8 +198,7 @@ def count_ranks(reading: FlagReading) -> None:
 
 def start(job: LaunchJob) -> str:
     """Return the words before the script."""
-    per = min(job.gpus, job.question.cluster.gpus_per_host)
-    if job.gpus % per:
+    if job.gpus % (per := min(job.gpus, job.question.cluster.gpus_per_host)):
         raise Refusal.about(emit=f"{job.gpus} GPUs do not fill hosts of {per}; torchrun starts as many ranks on each")
     start = ["torchrun", *TORCHRUN.spell(gpus_per_node=per, nnodes=above_one(job.hosts))]
     return " ".join(start + [f"--node-rank $NODE_RANK --master-addr {job.address} --master-port 29500"] * (job.hosts > 1))

@@ -18,80 +18,64 @@ Document = dict[str, Tree]
 
 def write(deployment: DeployedPlan) -> str:
     """Return all resources of a plan, as ``kubectl apply`` takes them."""
+    documents = [claim(deployment), *settings_maps(deployment)]
     for pool in deployment.pools:
         if pool.all_hosts > 1 and deployment.program.key in FACTS["by_mpi"].split():
             title = deployment.program.title
             rule = f"a server of this plan spans {pool.all_hosts} hosts, which {title} starts by MPI; slurm and dynamo do that"
             raise Refusal.of(rule, emit="kubernetes")
-    documents = [claim(deployment), *settings_maps(deployment)]
-    for pool in deployment.pools:
-        documents += list(_pool(deployment, pool))
-    if deployment.apart:
-        documents += list(_router(deployment))
+        documents += _pool(deployment, pool)
+    documents += _router(deployment) if deployment.apart else []
     return "\n".join([*deployment.remarks(), yaml_text(documents)])
 
 
 def claim(deployment: DeployedPlan) -> Document:
     pods = sum(pool.servers * pool.all_hosts for pool in deployment.pools)
     modes = Explained(["ReadWriteMany"], WHY["claim"]) if pods > 1 else ["ReadWriteOnce"]
-    spec = {"accessModes": modes, "resources": {"requests": {"storage": f"{deployment.volume_gib}Gi"}}}
-    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": f"{deployment.name}-models"}, "spec": spec}
+    spec = {"accessModes": modes, "resources": {"requests": {"storage": deployment.volume}}}
+    return _resource("v1", "PersistentVolumeClaim", f"{deployment.name}-models", spec=spec)
 
 
 def settings_maps(deployment: DeployedPlan) -> list[Document]:
     """Return the ConfigMap with the files of settings, for engines that read some of their options from one."""
     settings = {f"{pool.file}.yaml": pool.command().settings for pool in deployment.pools}
     files = {name: "\n".join(lines) + "\n" for name, lines in settings.items() if lines}
-    return [config_map(f"{deployment.name}-settings", files)] if files else []
+    return [_resource("v1", "ConfigMap", f"{deployment.name}-settings", data=files)] if files else []
 
 
-def config_map(name: str, files: dict[str, str]) -> Document:
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": files}
-
-
-def _labels(deployment: DeployedPlan, role: str) -> Document:
-    return {"app": deployment.name, **({"role": role} if role else {})}
+def _resource(version: str, kind: str, name: str, **content: Tree) -> Document:
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name}, **content}
 
 
 def _pool(deployment: DeployedPlan, pool: LaunchJob) -> Iterator[Document]:
-    """Yield the servers of a pool, and the Service by which they are reached."""
-    name, labels = pool.named(deployment.name), _labels(deployment, pool.role)
-    if pool.all_hosts > 1:
-        yield _group(deployment, pool, name)
+    name, labels = pool.named(deployment.name), {"app": deployment.name, **({"role": pool.role} if pool.role else {})}
+    template = {"metadata": {"labels": labels}, "spec": pod(deployment, pool)}
+    if pool.all_hosts > 1:  # groups of pods, each with a leader that clients talk to
+        group = {
+            "size": Explained(pool.all_hosts, "hosts of one server"),
+            "restartPolicy": Explained("RecreateGroupOnPodRestart", WHY["restart"]),
+            "leaderTemplate": template,
+            "workerTemplate": {"spec": pod(deployment, pool, leads=False)},
+        }
+        groups = {"replicas": pool.servers, "leaderWorkerTemplate": group}
+        yield _resource("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", name, spec=groups)
         if not deployment.apart:
             leaders = {"leaderworkerset.sigs.k8s.io/name": name, "leaderworkerset.sigs.k8s.io/worker-index": "0"}
-            yield service(deployment.name, Explained(leaders, WHY["leader"]))
+            yield _service(deployment.name, Explained(leaders, WHY["leader"]))
         return
-    template = {"metadata": {"labels": labels}, "spec": pod(deployment, pool)}
     spec: Document = {"replicas": pool.servers, "selector": {"matchLabels": labels}, "template": template}
     if deployment.apart:
         named = {"serviceName": Explained(name, WHY["stable"]), "podManagementPolicy": Explained("Parallel", WHY["parallel"])}
-        yield {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": name}, "spec": {**named, **spec}}
-        yield service(name, labels, headless=True)
-    else:
-        yield {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
-        yield service(name, labels)
+        spec = {**named, **spec}
+    yield _resource("apps/v1", "StatefulSet" if deployment.apart else "Deployment", name, spec=spec)
+    yield _service(name, labels, headless=deployment.apart)
 
 
-def _group(deployment: DeployedPlan, pool: LaunchJob, name: str) -> Document:
-    """Return servers of several hosts as groups of pods, each with a leader that clients talk to."""
-    labels = _labels(deployment, pool.role)
-    group = {
-        "size": Explained(pool.all_hosts, "hosts of one server"),
-        "restartPolicy": Explained("RecreateGroupOnPodRestart", WHY["restart"]),
-        "leaderTemplate": {"metadata": {"labels": labels}, "spec": pod(deployment, pool)},
-        "workerTemplate": {"spec": pod(deployment, pool, leads=False)},
-    }
-    spec = {"replicas": pool.servers, "leaderWorkerTemplate": group}
-    return {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet", "metadata": {"name": name}, "spec": spec}
-
-
-def service(name: str, selector: Tree, headless: bool = False) -> Document:
+def _service(name: str, selector: Tree, headless: bool = False) -> Document:
     """Return the Service that finds pods by their labels. A headless one gives each of them a name, ready or not."""
     none = {"clusterIP": Explained("None", "a name for each pod"), "publishNotReadyAddresses": True} if headless else {}
     port = {"name": "http", "port": PORT, "targetPort": PORT}
-    spec = {**none, "selector": selector, "ports": [port]}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec}
+    return _resource("v1", "Service", name, spec={**none, "selector": selector, "ports": [port]})
 
 
 def started(deployment: DeployedPlan, pool: LaunchJob, command: Command, port: int = PORT, leads: bool = True) -> Document:
@@ -117,8 +101,8 @@ def pod(deployment: DeployedPlan, pool: LaunchJob, leads: bool = True) -> Docume
         container |= probes(deployment)
     if pool.all_hosts > 1 or deployment.apart:
         container["securityContext"] = {"capabilities": {"add": Explained(["IPC_LOCK"], WHY["pins"])}}
-    container["volumeMounts"] = mounts(command)
-    return {"containers": [container], "volumes": volumes(deployment, pool, command)}
+    container["volumeMounts"], volumes = mounted(deployment, pool, command)
+    return {"containers": [container], "volumes": volumes}
 
 
 def resources(deployment: DeployedPlan, pool: LaunchJob) -> Document:
@@ -139,19 +123,16 @@ def probes(deployment: DeployedPlan, port: int = PORT) -> Document:
     return {"startupProbe": {**probe, "failureThreshold": tries}, "readinessProbe": probe}
 
 
-def mounts(command: Command) -> list[Document]:
-    usual: list[Document] = [{"name": "models", "mountPath": FACTS["cache"]}, {"name": "shm", "mountPath": "/dev/shm"}]
-    return usual + [{"name": "settings", "mountPath": "/settings"}] * bool(command.settings)
-
-
-def volumes(deployment: DeployedPlan, pool: LaunchJob, command: Command) -> list[Document]:
-    """Return the volumes of a pod: weights, shared memory, and the file of settings where there is one."""
+def mounted(deployment: DeployedPlan, pool: LaunchJob, command: Command) -> tuple[list[Document], list[Document]]:
+    """Return a container's mounts and its pod's volumes: weights, shared memory, and the file of settings where there is one."""
     shared = {"medium": "Memory", "sizeLimit": f"{pool.gpus_per_host * FACTS['shm_gib_per_gpu']}Gi"}
-    usual: list[Document] = [
-        {"name": "models", "persistentVolumeClaim": {"claimName": f"{deployment.name}-models"}},
-        {"name": "shm", "emptyDir": Explained(shared, WHY["shm"])},
+    rows: list[tuple[str, str, Document]] = [
+        ("models", FACTS["cache"], {"persistentVolumeClaim": {"claimName": f"{deployment.name}-models"}}),
+        ("shm", "/dev/shm", {"emptyDir": Explained(shared, WHY["shm"])}),
     ]
-    return usual + [{"name": "settings", "configMap": {"name": f"{deployment.name}-settings"}}] * bool(command.settings)
+    rows += [("settings", "/settings", {"configMap": {"name": f"{deployment.name}-settings"}})] * bool(command.settings)
+    mounts: list[Document] = [{"name": name, "mountPath": place} for name, place, _ in rows]
+    return mounts, [{"name": name, **source} for name, _, source in rows]
 
 
 def _router(deployment: DeployedPlan) -> Iterator[Document]:
@@ -164,12 +145,12 @@ def _router(deployment: DeployedPlan) -> Iterator[Document]:
     container["ports"] = [{"containerPort": PORT}]
     labels, template = {"app": name}, {"containers": [container]}
     if command.settings:
-        yield config_map(name, {"disagg.yaml": "\n".join(command.settings) + "\n"})
+        yield _resource("v1", "ConfigMap", name, data={"disagg.yaml": "\n".join(command.settings) + "\n"})
         container["volumeMounts"] = [{"name": "settings", "mountPath": "/settings"}]
         template["volumes"] = [{"name": "settings", "configMap": {"name": name}}]
     spec = {"replicas": 1, "selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": template}}
-    yield {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
-    yield service(deployment.name, labels)
+    yield _resource("apps/v1", "Deployment", name, spec=spec)
+    yield _service(deployment.name, labels)
 
 
 def router_script(deployment: DeployedPlan, command: Command) -> tuple[str, str]:

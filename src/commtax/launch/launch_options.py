@@ -20,16 +20,15 @@ from commtax.statement import Refusal
 def read_pasted(text: str, model: str = "") -> Launch:
     """Read a pasted command, or the file that it names. ``FILE#NAME`` is one server of a file that has several."""
     name, _, choice = text.rpartition("#") if not os.path.exists(text) else (text, "", "")
-    file = name if "\n" not in text and name and os.path.exists(name) else ""
-    if not file and len(text.split()) == 1 and "(" not in text:
-        raise Refusal(f"--from {text.strip()[:200]}: no such file", "from")
-    if not file:
+    if "\n" in text or not name or not os.path.exists(name):
+        if len(text.split()) == 1 and "(" not in text:
+            raise Refusal(f"--from {text.strip()[:200]}: no such file", "from")
         return parse(text)
 
     def is_same(theirs: str) -> bool:
         return bool(theirs) and (normal(model) == normal(theirs) or (bool(origin(theirs)) and origin(model) == origin(theirs)))
 
-    return parse(read_text(file, "from"), file, is_same if model else None, choice)
+    return parse(read_text(name, "from"), name, is_same if model else None, choice)
 
 
 def options_of(launch: Launch, several: bool) -> FlagValues:
@@ -38,7 +37,7 @@ def options_of(launch: Launch, several: bool) -> FlagValues:
     servers = launch.servers
     if servers.prefill_workers and several:
         options.disaggregated, options.decode_workers, options.prefill_workers = True, servers.count, servers.prefill_workers
-        options.prefill_tp, options.prefill_dp = servers.prefill_tp or 1, servers.prefill_dp or 1
+        options.prefill_tp, options.prefill_dp = servers.prefill_tp, servers.prefill_dp
     else:  # caches go nowhere
         used = [word for word in str(options.technique).split(",") if word and not is_carrier(technique(word.partition("=")[0]))]
         options.technique = ",".join(used)
@@ -64,24 +63,18 @@ def implied_options(launch: Launch, model: Model | None, remarks: list[str]) -> 
     options = FlagValues()
     if launch.stage_layers and model:
         options.chunks = launch.chunks_of(model.num_layers)
-    if launch.slots:
-        options |= _copies(launch.slots, model, remarks)
+    if launch.slots and model and model.experts:
+        copies, least = launch.slots - model.experts.num_experts, model.experts.num_experts
+        if copies < 0:
+            raise Refusal(f"from: num_slots {launch.slots} are fewer than the {least} experts of {model.key}", "from", (least,))
+        options.redundant_experts = copies
+    elif launch.slots:
+        remarks.append(f"not in the answer: num_slots {launch.slots}; add --redundant-experts, the slots less the model's experts")
     over_all = catalog.engine(launch.engine).sends.ep_is_tp_dp
     if over_all and int(launch.options.dp or 1) > 1 and launch.options.ep == "" and model and model.experts:
         options.ep = AUTO_EP
         remarks.append(f"{program(launch.engine).title} splits a mixture's experts over tp x dp: {PRICED_WHOLE}")
     return options
-
-
-def _copies(slots: int, model: Model | None, remarks: list[str]) -> FlagValues:
-    """Return the redundant experts, which the command states as the experts of all ranks."""
-    if model is None or model.experts is None:
-        remarks.append(f"not in the answer: num_slots {slots}; add --redundant-experts, the slots less the model's experts")
-        return FlagValues()
-    if slots < model.experts.num_experts:
-        rule = f"fewer than the {model.experts.num_experts} experts of {model.key}"
-        raise Refusal(f"from: num_slots {slots} are {rule}", "from", (model.experts.num_experts,))
-    return FlagValues(redundant_experts=slots - model.experts.num_experts)
 
 
 def model_of(launch: Launch, remarks: list[str]) -> str:

@@ -25,20 +25,15 @@ def write(deployment: DeployedPlan) -> str:
     artifacts = {
         "name": name,
         "uri": f"hf://{name}",
-        "size": f"{deployment.volume_gib}Gi",
+        "size": deployment.volume,
         "authSecretName": Explained("hf-token", "gated models: a Secret whose key is HF_TOKEN"),
         "labels": {"llm-d.ai/inference-serving": "true", CHARTS["label"]: deployment.name},
     }
     proxy: Values = {"enabled": deployment.apart}
     if deployment.apart:
         proxy |= {"connector": Explained(CHARTS["connector"], WHY["sidecar"]), "secure": False, "targetPort": CHARTS["inner_port"]}
-    tree: Values = {
-        "multinode": Explained(
-            any(pool.all_hosts > 1 for pool in deployment.pools), "servers of several hosts are LeaderWorkerSets"
-        ),
-        "modelArtifacts": artifacts,
-        "routing": {"servicePort": PORT, "proxy": proxy},
-    }
+    several = Explained(any(pool.all_hosts > 1 for pool in deployment.pools), "servers of several hosts are LeaderWorkerSets")
+    tree: Values = {"multinode": several, "modelArtifacts": artifacts, "routing": {"servicePort": PORT, "proxy": proxy}}
     pools = {pool.role or "decode": _pool(deployment, pool) for pool in deployment.pools}
     tree |= {"decode": pools["decode"], "prefill": pools.get("prefill", {"create": False})}
     return "\n".join([*deployment.remarks(), yaml_text([tree])])
@@ -77,7 +72,6 @@ def scheduler(deployment: DeployedPlan) -> str:
 
 
 def _plugins() -> str:
-    """Return the scheduler's own configuration for two pools."""
     named = [*PLUGINS["always"].split(), *PLUGINS["filters"].split(), *PLUGINS["scorers"].split()]
     handler = {"type": "disagg-profile-handler", "parameters": {"deciderPluginName": named[1]}}
     profiles = []
@@ -90,7 +84,6 @@ def _plugins() -> str:
 
 
 def install(deployment: DeployedPlan) -> str:
-    name = deployment.name
-    lines = [f"helm repo add {CHARTS['chart'].partition('/')[0]} {CHARTS['repository']}"]
-    lines += [f"helm install {name}-router {CHARTS['router_chart']} --version {CHARTS['router_version']} -f router.yaml"]
-    return "\n".join([*lines, f"helm install {name} {CHARTS['chart']} -f servers.yaml"])
+    repository, name = f"{CHARTS['chart'].partition('/')[0]} {CHARTS['repository']}", deployment.name
+    router = f"helm install {name}-router {CHARTS['router_chart']} --version {CHARTS['router_version']} -f router.yaml"
+    return "\n".join([f"helm repo add {repository}", router, f"helm install {name} {CHARTS['chart']} -f servers.yaml"])

@@ -6,6 +6,7 @@ GPUs, a role, a model, sizes) stands around it, and the nearest counts. Nothing 
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import field, replace
 
 from commtax.catalog.programs import programs
@@ -55,7 +56,6 @@ class DescribedServer:
 
 
 def _engines(part: str) -> dict[str, str]:
-    """Return engines by their ``names``, ``images``, ``kinds`` or ``keys`` in manifests."""
     return {word: one.key for one in programs() for word in getattr(one, part)}
 
 
@@ -87,9 +87,14 @@ def load_documents(text: str, source: str) -> list[Json]:
 
     if len(text) > MAX_SIGNS:
         raise Refusal(f"from{source}: longer than {MAX_SIGNS:,} signs of YAML; hand over the part that starts the server", "from")
-    loader, text = getattr(yaml, "CBaseLoader", yaml.BaseLoader), PLACE.sub("$TEMPLATED", text)
+    loader, text, depth = getattr(yaml, "CBaseLoader", yaml.BaseLoader), PLACE.sub("$TEMPLATED", text), 0
     try:
-        _judge_depth(yaml.parse(text, Loader=loader), source)
+        for event in yaml.parse(text, Loader=loader):  # before anything is made of it: the parser's stack has an end, and no guard
+            kind = type(event).__name__
+            depth += kind.endswith("StartEvent") - kind.endswith("EndEvent")
+            if depth > MAX_DEPTH:
+                deep = f"YAML nested deeper than {MAX_DEPTH}; hand over the part that starts the server"
+                raise Refusal(f"from{source}: {deep}", "from")
         return list(yaml.load_all(text, Loader=loader))
     except Refusal:
         raise
@@ -98,16 +103,6 @@ def load_documents(text: str, source: str) -> list[Json]:
         where = f" in line {mark.line + 1}" if mark else ""
         advice = "; render a template first (helm template)" if "{{" in text else ""
         raise Refusal(f"from{source}: not valid YAML{where}{advice}", "from") from None
-
-
-def _judge_depth(events: Iterator[object], source: str) -> None:
-    """Refuse what is nested too deep before anything is made of it: the parser's own stack has an end, and no guard."""
-    depth = 0
-    for event in events:
-        kind = type(event).__name__
-        depth += kind.endswith("StartEvent") - kind.endswith("EndEvent")
-        if depth > MAX_DEPTH:
-            raise Refusal(f"from{source}: YAML nested deeper than {MAX_DEPTH}; hand over the part that starts the server", "from")
 
 
 def _merge_tree(node: Json, seen: list[int], depth: int) -> Json:
@@ -129,7 +124,6 @@ def _merge_tree(node: Json, seen: list[int], depth: int) -> Json:
 
 
 def _walk(node: Json, around: DescribedServer, key: str, looked: list[JsonObject]) -> Iterator[DescribedServer]:
-    """Yield the servers at and below a place."""
     if isinstance(node, list):
         for part in node:
             yield from _walk(part, around, key, looked)
@@ -142,22 +136,15 @@ def _walk(node: Json, around: DescribedServer, key: str, looked: list[JsonObject
         if server := _server(node, around):
             yield server
             return
-    below = {name: list(_walk(node[name], around, name, looked)) for name in _parts(node)}
+    # The other hosts of a server with a leader only repeat it, and are left out.
+    skipped = SKIPPED | ({"workerTemplate"} if "leaderTemplate" in node else set())
+    skipped |= {"worker", "workerSpec"} if "template" in node or "model" in node else set()
+    below = {name: list(_walk(node[name], around, name, looked)) for name in node if name not in skipped}
     inner = any(below[name] for name in below if name not in ROLES)
     if around.engine and not inner and (node.get("parallelism") or isinstance(node.get("model"), dict)):
         yield replace(around, words=("serve",))  # an operator's own container, without a word of ours
     for served in below.values():
         yield from served
-
-
-def _parts(node: JsonObject) -> list[str]:
-    """List the keys below which servers may stand. The other hosts of a server with a leader only repeat it, and are left out."""
-    kept = [name for name in node if name not in SKIPPED]
-    if "leaderTemplate" in node:
-        kept.remove("workerTemplate") if "workerTemplate" in kept else None
-    if "template" in node or "model" in node:
-        kept = [name for name in kept if name not in ("worker", "workerSpec")]
-    return kept
 
 
 def _is_container(node: JsonObject, key: str) -> bool:
@@ -189,12 +176,12 @@ def dash_key(name: str) -> str:
 
 
 def _server_inside(node: JsonObject, around: DescribedServer, key: str) -> DescribedServer:
-    """Return what a mapping says of the servers in it."""
     if (role := _role(node, key)) and key in ROLES:  # a pool of its own: sizes of the pool beside it are not its own
         around = replace(around, replicas=1, stated={k: v for k, v in around.stated.items() if k == "model"})
-    stated = {**around.stated, **_sizes(node), **({"role": role} if role else {})}
-    if model := _model(node):
-        stated["model"] = model
+    ours, parts = _TABLE["parallelism"], [object_of(node.get(name)) for name in ("parallelism", "workerSpec")]
+    sizes = {ours[theirs]: str(value).lower() for part in parts for theirs, value in part.items() if theirs in ours}
+    stated = {**around.stated, **{name: size for name, size in sizes.items() if size not in ("", "false")}}
+    stated |= {name: word for name, word in (("role", role), ("model", _model(node))) if word}
     engine = _engines("kinds").get(str(node.get("kind")), "") or _engine(node) or around.engine
     env = {**around.env, **{k: v for name in ENVIRONMENTS for k, v in assignments(node.get(name)).items()}}
     hosts = _number(node, "size") if key == "leaderWorkerTemplate" else _number(node.get("multinode"), "nodeCount")
@@ -219,9 +206,8 @@ def _server_inside(node: JsonObject, around: DescribedServer, key: str) -> Descr
 def _role(node: JsonObject, key: str) -> str:
     """Return what a mapping serves by its labels and names: prefill, decode, or "" where it says neither."""
     labels = [object_of(part.get("labels")) for part in (node, object_of(node.get("metadata")))]
-    words: list[Json] = [
-        {"kv_producer": "prefill", "kv_consumer": "decode"}.get(str(object_of(node.get("lmcacheConfig")).get("kvRole")), "")
-    ]
+    cached = str(object_of(node.get("lmcacheConfig")).get("kvRole"))
+    words: list[Json] = [{"kv_producer": "prefill", "kv_consumer": "decode"}.get(cached, "")]
     words += [v for part in labels for k, v in part.items() if k.rpartition("/")[2] == "role"]
     words += [node.get(name) for name in ("subComponentType", "componentType", "type", "role", "name")] + [key]
     match = re.search("prefill|decode", " ".join(x for x in words if isinstance(x, str)), re.I)
@@ -236,14 +222,6 @@ def _name(node: JsonObject, key: str) -> str:
     return "" if key in ("containers", "mainContainer", "model", "metadata") else (listed or "".join(names[:1]))[:80]
 
 
-def _sizes(node: JsonObject) -> dict[str, str]:
-    """Return the sizes that stand beside a container instead of in its words."""
-    ours = _TABLE["parallelism"]
-    parts = [object_of(node.get(name)) for name in ("parallelism", "workerSpec")]
-    sizes = {ours[theirs]: str(value).lower() for part in parts for theirs, value in part.items() if theirs in ours}
-    return {name: value for name, value in sizes.items() if value not in ("", "false")}
-
-
 def _model(node: JsonObject) -> str:
     """Return a model's name beside a container, its place on the Hub before any other."""
     parts = [node, *(object_of(node.get(k)) for k in ("model", "modelArtifacts", "model_loading_config"))]
@@ -254,31 +232,18 @@ def _model(node: JsonObject) -> str:
 
 
 def _engine(node: JsonObject) -> str:
-    """Return the engine that a key, or else an image, names."""
     words = [*map(node.get, ("engine", "modelCommand", "backendFramework")), object_of(node.get("modelFormat")).get("name")]
     named = [_engines("names").get(word.lower(), "") for word in words if isinstance(word, str)]
     keyed = [engine for key, engine in _engines("keys").items() if key in node]
     return next((engine for engine in (*named, *keyed) if engine), "")
 
 
-def _image(node: JsonObject) -> str:
-    image = node.get("image", node)
-    if isinstance(image, dict):
-        name, tag = image.get("repository", ""), image.get("tag", "")
-        return f"{name}:{tag}" if isinstance(name, str) and isinstance(tag, str) and "repository" in image else ""
-    return text_of(image)
-
-
-def _engine_of_image(image: str) -> str:
-    name = image.partition("@")[0].rsplit(":", 1)[0] if ":" in image.rsplit("/", 1)[-1] else image
-    if BESIDE.search(name.rsplit("/", 1)[-1]):
-        return ""
-    return next((engine for part, engine in _engines("images").items() if part in name), "")
-
-
 def _server(node: JsonObject, around: DescribedServer) -> DescribedServer | None:
     """Return the server of a container, or None where it starts something else, or nothing that we read."""
-    image, env = _image(node), around.env
+    named, env = node.get("image", node), around.env
+    image = text_of(named)
+    if isinstance(named, dict) and isinstance(named.get("repository"), str) and isinstance(named.get("tag", ""), str):
+        image = f"{named['repository']}:{named.get('tag', '')}"
     inner = {**node, **object_of(node.get("image"))}
     sizes = {theirs: around.stated[ours] for theirs, ours in _TABLE["sizes"].items() if ours in around.stated}
     hidden = {"LWS_GROUP_SIZE": str(around.hosts), **sizes}
@@ -289,7 +254,10 @@ def _server(node: JsonObject, around: DescribedServer) -> DescribedServer | None
     script = script or substitute_variables(text_of(node.get("run")), variables)
     if not words and not script and not _is_settings(inner) and not around.stated.get("model"):
         return None
-    engine = _engine_of_image(image) or ("" if BESIDE.search(f"{node.get('name', '')} {image}") else around.engine)
+    bare = image.partition("@")[0].rsplit(":", 1)[0] if ":" in image.rsplit("/", 1)[-1] else image
+    engines = {} if BESIDE.search(bare.rsplit("/", 1)[-1]) else _engines("images")
+    usual = "" if BESIDE.search(f"{node.get('name', '')} {image}") else around.engine
+    engine = next((engine for part, engine in engines.items() if part in bare), usual)
     guessed = not engine and _is_settings(inner)
     engine = programs()[0].key if guessed else engine
     return replace(around, engine=engine, guessed=guessed, image=image, words=tuple(words), script=script, env=env)
@@ -301,26 +269,17 @@ def _words(node: JsonObject) -> list[str]:
     for key in ("entrypoint", "command", "args"):
         value = node.get(key, "")
         words += split(value) if isinstance(value, str) else [w for w in list_of(value) if isinstance(w, str)]
-    for settings in (*map(node.get, SETTINGS), node if _is_settings(node) else None):
-        if isinstance(settings, dict):
-            words += _flags(settings)
-    for name, value in assignments(node.get("env")).items():
-        words += split(value) if name in ARGUMENTS else []
-    return words
-
-
-def _flags(settings: JsonObject) -> list[str]:
-    """Return settings as flags, whether we read them or not. Switches that are off are left out."""
-    words: list[str] = []
-    for name, value in settings.items():
+    nested = flags_of(programs()[0].key).technique_flags  # such as speculative_config
+    settings = [part for part in (*map(node.get, SETTINGS), node if _is_settings(node) else None) if isinstance(part, dict)]
+    for name, value in (pair for part in settings for pair in part.items()):  # whether we read them or not
         if name in ("extraArgs", "args") and isinstance(value, list):
             words += [w for w in value if isinstance(w, str)]
         elif isinstance(value, str) and name not in NO_FLAGS and value.lower() not in ("false", ""):
             words += [f"--{dash_key(name)}"] if value.lower() == "true" else [f"--{dash_key(name)}={value}"]
-        elif (
-            isinstance(value, dict) and dash_key(name) in flags_of(programs()[0].key).technique_flags
-        ):  # such as speculative_config
+        elif isinstance(value, dict) and dash_key(name) in nested:
             words.append(f"--{dash_key(name)}={json.dumps(value)}")
+    for name, value in assignments(node.get("env")).items():
+        words += split(value) if name in ARGUMENTS else []
     return words
 
 
@@ -337,13 +296,11 @@ def server_settings(engine: str, around: Mapping[str, str], env: dict[str, str])
 
 
 def _number(node: Json, name: str) -> int:
-    """Return a whole number under a key, 0 where there is none."""
     text = node.get(name, "") if isinstance(node, dict) else ""
     return int(text) if isinstance(text, str) and re.fullmatch(r"[0-9]{1,6}", text) else 0
 
 
 def _gpus(node: JsonObject) -> int:
-    """Count the GPUs of a host that resources ask for."""
     if count := _number(node, "requestGPU"):
         return count
     stated = node.get("resources")
@@ -378,10 +335,9 @@ def settings_of(text: str) -> Iterator[tuple[str, str]]:
         path = ".".join([*(key for _, key in above), match[2]])
         above.append((indent, match[2]))
         if value.startswith("{"):  # keys in one line
-            try:
+            tree: Json = value
+            with suppress(Refusal):
                 tree = next(iter(load_documents(value, "")), value)
-            except Refusal:
-                tree = value
             yield from ((".".join(keys), end) for keys, end in tree_leaves(tree, (path,)))
         elif value:
             yield path, value.strip("\"'")

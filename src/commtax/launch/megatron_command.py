@@ -7,17 +7,13 @@ from collections.abc import Mapping
 from commtax.cost.schedules import Layout, virtual_layers
 from commtax.launch.flags import FlagReading, flags_of
 from commtax.launch.jobs import Command, LaunchJob, above_one, count_ranks, global_batch, start
-from commtax.spec import OVERLAPPED, Experts, Mlp, Model, Plan
+from commtax.spec import OVERLAPPED, Experts, Mlp, Model
 from commtax.statement import Refusal
 
 FLAGS = flags_of("megatron")
 SCHEDULES = ("1f1b", "interleaved")
 UNEVEN = ("first_layers", "last_layers", "embedding_counts", "loss_counts")
-FORMATS: Mapping[str, dict[str, str]] = {
-    "fp8": {"fp8": "hybrid"},
-    "mxfp8": {"fp8": "e4m3", "fp8_recipe": "mxfp8"},
-    "nvfp4": {"fp4": "e2m1"},
-}
+FORMATS = {"fp8": {"fp8": "hybrid"}, "mxfp8": {"fp8": "e4m3", "fp8_recipe": "mxfp8"}, "nvfp4": {"fp4": "e2m1"}}
 """The flags of products in other number formats than bf16."""
 MOST_LETTERS = 100_000  # that a layout of stages may spell out
 LAYOUT_TOKEN = re.compile(r"\*[0-9]{1,9}|.", re.DOTALL)
@@ -34,9 +30,9 @@ def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str])
     values.dtype = eight if str(values.fp8) else "nvfp4" if str(values.fp4) else ""
     values.zero = 1 if values.zero else 0
     chunks = _chunks(reading, int(values.pp or 1))
-    values.chunks = chunks if chunks > 1 else ""
+    values.chunks = ""
     if chunks > 1:
-        values.schedule = "interleaved"
+        values.chunks, values.schedule = chunks, "interleaved"
     if int(values.expert_tp or tp) != tp:
         reading.unread.append(f"--expert-tensor-parallel-size {values['expert_tp']}")
     values |= {"overlap_cp": True, "overlap_pp": chunks > 1 and not values.waits_pp}
@@ -94,9 +90,8 @@ def stages(text: str) -> list[str]:
             letters[len(letters) - unit :] = last * times
             unit = 0
         elif token not in ", '\"":
-            raise Refusal(
-                f"from: pipeline-model-parallel-layout '{text:.40}': E, t, m, L, |, (…) and *n are known, not '{token}'", "from"
-            )
+            rule = "E, t, m, L, |, (…) and *n are known"
+            raise Refusal(f"from: pipeline-model-parallel-layout '{text:.40}': {rule}, not '{token}'", "from")
     return "".join(letters).split("|")
 
 
@@ -129,7 +124,12 @@ def write(job: LaunchJob) -> Command:
     flags = FLAGS.spell(tp=int(plan.tp), pp=int(plan.pp), cp=above_one(plan.cp), ep=above_one(plan.ep))
     flags += FLAGS.spell(sequence_parallel=plan.sequence_parallel, zero=plan.zero == 1)
     granularity = "selective" if plan.remade else "" if plan.recompute == "none" else plan.recompute
-    flags += [*_stages(q.model, plan), *FLAGS.spell(recompute=granularity)]
+    pp, chunks = int(plan.pp), plan.chunks if plan.schedule == "interleaved" else 1
+    if pp > 1 and q.model.num_layers % (pp * chunks):  # stated one by one where they do not divide: Megatron refuses to guess
+        flags += FLAGS.spell(layout=f"'{layout_text(virtual_layers(q.model.num_layers, pp, chunks))}'")
+    elif pp > 1:
+        flags += FLAGS.spell(chunks=above_one(chunks))
+    flags += FLAGS.spell(recompute=granularity)
     flags += [f"--recompute-modules {' '.join(plan.remade)}"] * bool(plan.remade)
     flags += ["--recompute-method uniform --recompute-num-layers 1"] * (plan.recompute == "full")
     flags += FLAGS.spell(micro_batch=int(q.micro_batch), global_batch=global_batch(job), context=int(q.context))
@@ -138,21 +138,12 @@ def write(job: LaunchJob) -> Command:
     flags += [*FLAGS.spell(overlap_dp=dp), *["--overlap-param-gather"] * (dp and plan.zero == 1)]
     flags += FLAGS.spell(overlap_tp=tp, overlap_ep=ep, waits_pp=plan.chunks > 1 and not pp)
     unnamed = f"# no flag of Megatron-LM names the schedule {plan.schedule}: this runs 1F1B"
-    named = plan.pp == 1 or plan.schedule in SCHEDULES
-    model = q.model
+    named, model = plan.pp == 1 or plan.schedule in SCHEDULES, q.model
     shape = [*FLAGS.spell(layers=model.num_layers, hidden=model.hidden), *_attention(model), *_feed_forward(model)]
     shape += ["--position-embedding-type rope"] * (not model.positions) + ["--normalization RMSNorm"] * (not model.norm_bias)
     shape += ["--untie-embeddings-and-output-weights"] * (not model.tied)
     shape += FLAGS.spell(vocab=model.vocab, positions=model.max_len)
     return Command([start(job), "pretrain_gpt.py", *flags, *shape], warning="" if named else unnamed)
-
-
-def _stages(model: Model, plan: Plan) -> list[str]:
-    """Return how layers lie on the stages: stated one by one where they do not divide, because Megatron refuses to guess."""
-    pp, chunks = int(plan.pp), plan.chunks if plan.schedule == "interleaved" else 1
-    if pp == 1 or model.num_layers % (pp * chunks) == 0:
-        return FLAGS.spell(chunks=above_one(chunks)) if pp > 1 else []
-    return FLAGS.spell(layout=f"'{layout_text(virtual_layers(model.num_layers, pp, chunks))}'")
 
 
 def _attention(model: Model) -> list[str]:
@@ -171,15 +162,13 @@ def _attention(model: Model) -> list[str]:
 
 
 def _feed_forward(model: Model) -> list[str]:
-    """Return the flags for the widths of dense layers and of experts, and for which layers have which."""
     kinds = [f for i in model.layers if (f := model.blocks[i].ffn)]
     dense = next((f for f in kinds if isinstance(f, Mlp)), None)
     last, experts = kinds[-1], model.experts
     flags = FLAGS.spell(width=(dense or last).intermediate)
     if experts:
         flags += FLAGS.spell(experts=experts.num_experts, top_k=experts.top_k)
-        shared = experts.shared_intermediate
-        flags += [f"--moe-shared-expert-intermediate-size {shared}"] * (shared > 1)
+        flags += [f"--moe-shared-expert-intermediate-size {experts.shared_intermediate}"] * (experts.shared_intermediate > 1)
     if experts and dense:
         runs = itertools.groupby(isinstance(f, Experts) for f in kinds)
         freq = "+".join(f"[{int(routed)}]*{len(list(run))}" for routed, run in runs)

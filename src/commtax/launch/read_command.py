@@ -1,7 +1,6 @@
 """A pasted launch command, or the YAML that starts servers -> the plan, the limits and the engine in it.
 
-``vllm serve``, ``python -m sglang.launch_server``, ``trtllm-serve``, ``trtllm-bench``, ``torchrun … pretrain_gpt.py`` and
-``torchrun … -m torchtitan.train``, with shell quoting, variables, environment in front, docker around it, several lines. What is
+Commands of the programs of engines, with shell quoting, variables, environment in front, docker around it, several lines. What is
 not understood is listed in ``unread``, never dropped.
 """
 
@@ -9,24 +8,12 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import lru_cache
 
 from commtax.catalog.foreign_names import find_device_chip
 from commtax.catalog.programs import programs
 from commtax.files import ELSEWHERE, read_text
-from commtax.launch.flags import (
-    COMMON,
-    LOAD,
-    TORCHRUN,
-    FlagReading,
-    FlagTable,
-    FlagValues,
-    Launch,
-    LaunchPlace,
-    flag_name,
-    flags_of,
-    make_launch,
-)
+from commtax.launch import flags as flag_tables
+from commtax.launch.flags import COMMON, LOAD, FlagReading, FlagValues, Launch, LaunchPlace, flag_name, flags_of, make_launch
 from commtax.launch.manifest import DescribedServer, is_manifest, server_settings, settings_of
 from commtax.launch.manifest import read as read_manifest
 from commtax.launch.read_techniques import recognise, refuse_misspelt
@@ -62,15 +49,13 @@ def parse(text: str, source: str = "", wanted: Wanted | None = None, choice: str
         if one.call and f"{one.call}(" in text:
             return _read(one.key, keywords(text, one.call), [], "", NO_FILES)
     script, written = split_here_documents(text)
-    called = list(commands(script))
-    tables = [flags_of(one.key) for one in programs()]
+    called, tables = list(commands(script)), [flags_of(one.key) for one in programs()]
     variables = {v for one in tables for v in (*one.libraries, *(key[1:] for key in one.technique_flags if key[0] == "$"))}
     exported = [word for args in called if args[0] == "export" for word in args[1:] if word.partition("=")[0] in variables]
     launches = [launch for args in called if (launch := _command([*exported, *args], written))]
     if not launches:  # a file is not quoted: it may be one that was named by mistake
-        raise NothingLaunchedError(
-            f"from '{source or ' '.join(text.split())[:60]}': no launch command found ({_program_names()})", "from"
-        )
+        what = source or " ".join(text.split())[:60]
+        raise NothingLaunchedError(f"from '{what}': no launch command found ({_program_names()})", "from")
     return _join_launches(launches)
 
 
@@ -106,7 +91,6 @@ def _read_servers(text: str, source: str, wanted: Wanted | None, choice: str) ->
 
 
 def _server(served: DescribedServer, files: Mapping[str, str]) -> Launch | None:
-    """Return the launch of one container, or None where it starts nothing that we read."""
     script, written = split_here_documents(served.script)
     calls = list(commands(script)) if served.script else [list(served.words)]
     for call in calls:
@@ -129,7 +113,6 @@ def _server(served: DescribedServer, files: Mapping[str, str]) -> Launch | None:
 
 
 def _command(args: list[str], written: Mapping[str, str], served: DescribedServer | None = None) -> Launch | None:
-    """Return the launch of one command, or None where it starts something else."""
     images = {one.image: one.key for one in programs() if one.image}
     image = served.image if served else next((w for w in args if any(i in w for i in images) and not w.startswith("-")), "")
     official = any(i in image for i in images)
@@ -149,18 +132,13 @@ def _command(args: list[str], written: Mapping[str, str], served: DescribedServe
     return None
 
 
-@lru_cache(maxsize=1)
-def _starts() -> list[tuple[str, str, str, int]]:
-    starts = [(one.key, *start) for one in programs() for start in one.starts]
-    return [*starts, *(("torchrun", *start) for start in COMMON["torchrun"]["starts"])]
-
-
 def _program(args: list[str], at: int) -> tuple[str, int]:
     """Return the program that starts at a word, and how many words name it (0: none)."""
     word, following = args[at].rsplit("/", 1)[-1], args[at + 1] if at + 1 < len(args) else ""
-    for program, first, then, count in _starts():
-        if word == first and (following.startswith(then) if first == "-m" else following == then or not then):
-            return program, count
+    for program, starts in (*((one.key, one.starts) for one in programs()), ("torchrun", COMMON["torchrun"]["starts"])):
+        for first, then, count in starts:
+            if word == first and (following.startswith(then) if first == "-m" else following == then or not then):
+                return program, count
     return "", 0
 
 
@@ -168,17 +146,15 @@ def _read(
     engine: str, args: list[str], before: list[str], version: str, written: Mapping[str, str], served: DescribedServer | None = None
 ) -> Launch:
     """Read a program's arguments, environment and configuration as a launch. Its variables and launcher stand ``before`` it."""
-    reading = FlagReading()
-    env = dict(served.env) if served else {}
+    reading, env = FlagReading(), dict(served.env) if served else {}
     env |= dict(w.split("=", 1) for w in before if re.match(r"[A-Za-z_]\w*=", w))
     if engine == "torchrun":
         engine, args = _split_torchrun(args, reading)
-    flags = flags_of(engine)
-    settings = server_settings(engine, served.stated, env) if served else {}
+    flags, settings = flags_of(engine), server_settings(engine, served.stated, env) if served else {}
     libraries = {name: words for name, words in flags.libraries.items() if env.get(name, "").upper() in words}
     for name, words in libraries.items():
         reading.values.library = words[env[name].upper()] or reading.values.library
-    understood = reading.keep_variables(flags, env) + list(libraries)
+    understood = [k for k, v in env.items() if reading.keep_words(flags, f"${k}", v, f"{k}={v}") or k in libraries]
     loud = (*COMMON["loud"].split(), *(one.variables for one in programs() if one.variables))
     reading.unread += [f"{k}={v}" for k, v in env.items() if k.startswith(loud) and not k.startswith(QUIET) and k not in understood]
     loose = reading.take(args, flags)
@@ -187,11 +163,17 @@ def _read(
         reading.values["model"] = settings["model"]
     missing = [(name, value) for name, value in settings.items() if name != "model" and name not in reading.values]
     reading.take([f"--{flags.written[name]}={value}" for name, value in missing], flags)
-    for file, named in (("file", "--config"), ("balancer", "load_balancer")):  # the first may name the second
-        if file in reading.values:
-            _read_file(str(reading.values.pop(file)), named, written, flags, reading)
-    if (hosts := _srun(before)) and "nnodes" not in reading.values:
-        reading.values["nnodes"] = hosts
+    for field, named in (("file", "--config"), ("balancer", "load_balancer")):  # the first may name the second
+        if field in reading.values:
+            file = str(reading.values.pop(field))
+            text = written.get(file, written.get(file.rsplit("/", 1)[-1]))
+            if text is None and os.path.exists(file):
+                text = read_text(file, f"from: {named}")
+            reading.unread += [f"{named} {file} (no such file here)"] if text is None else []
+            reading.take([f"--{path}={value}" for path, value in settings_of(text or "")], flags)
+    behind = "".join(re.split(r"\b(?:srun|salloc)\b", " ".join(before), maxsplit=1)[1:])  # a job launcher in front
+    if (nodes := re.search(r"(?:-N|--nodes)[= ](\d{1,9})\b", behind)) and int(nodes[1]):
+        reading.values.setdefault("nnodes", int(nodes[1]))
     recognise(engine, reading)
     launch = make_launch(engine, reading, loose, env)
     refuse_misspelt(engine, launch.unread)
@@ -211,40 +193,21 @@ def from_settings(engine: str, settings: Mapping[str, str], version: str = "") -
     return _read(engine, [f"--{flag}={value}" for flag, value in words.items() if flag in flags], [], version, NO_FILES)
 
 
-def _srun(before: list[str]) -> int:
-    """Return how many hosts a job launcher in front requests, 0 where there is none."""
-    text = " ".join(before)
-    called = re.search(r"\b(?:srun|salloc)\b", text)
-    nodes = re.compile(r"(?:-N|--nodes)[= ](\d{1,9})\b").search(text, called.end()) if called else None
-    return int(nodes[1]) if nodes else 0
-
-
-def _read_file(name: str, named: str, written: Mapping[str, str], flags: FlagTable, reading: FlagReading) -> None:
-    """Read a YAML file of settings beside the command: ``a:`` / ``  b: 1`` is the flag ``a.b``."""
-    text = written.get(name, written.get(name.rsplit("/", 1)[-1]))
-    if text is None and os.path.exists(name):
-        text = read_text(name, f"from: {named}")
-    if text is None:
-        reading.unread.append(f"{named} {name} (no such file here)")
-        return
-    reading.take([f"--{path}={value}" for path, value in settings_of(text)], flags)
-
-
 def _split_torchrun(args: list[str], reading: FlagReading) -> tuple[str, list[str]]:
     """Read torchrun's flags, and return the program that it starts with that program's words."""
     at = 0
     while at < len(args) and args[at].startswith("-"):
         flag, equals, value = args[at].partition("=")
         name = flag_name(flag)
-        if name in TORCHRUN.flags:
-            reading.values[TORCHRUN.flags[name][0]] = value or (args[at + 1] if at + 1 < len(args) else "")
+        if name in flag_tables.TORCHRUN.flags:
+            reading.values[flag_tables.TORCHRUN.flags[name][0]] = value or (args[at + 1] if at + 1 < len(args) else "")
         at += 1 if equals or name in TORCHRUN_SWITCHES else 2
     program = args[at] if at < len(args) else ""
     started = [one for one in programs() if one.script]
-    for one in started:
-        flagged = one.script_flag and any(one.script_flag in flag_name(word) for word in args)
-        if re.search(one.script, program) or (flagged and not any(re.search(other.script, program) for other in started)):
-            return one.key, args[at + 1 :]
+    named = [one for one in started if re.search(one.script, program)]
+    flagged = (one for one in started if one.script_flag and any(one.script_flag in flag_name(word) for word in args))
+    if one := next(iter((*named, *flagged)), None):
+        return one.key, args[at + 1 :]
     rule = " nor ".join(one.script_named for one in started)
     raise Refusal(f"from: torchrun starts '{program}', which is neither {rule}", "from")
 
@@ -255,42 +218,37 @@ def _join_launches(launches: list[Launch]) -> Launch:
     servers = [x for x in launches if x is not bench] or launches
     ahead = [x for x in servers if x.servers.role == "prefill"]
     decoding = [x for x in servers if x.servers.role != "prefill"] or ahead
-    first = _count_equal_servers(decoding)
-    left = _other_servers(decoding, first)
+    first, left = _count_equal_servers(decoding)
     if ahead and first.servers.role == "decode":
-        prompts = _count_equal_servers(ahead)
-        left += _other_servers(ahead, prompts)
+        prompts, others = _count_equal_servers(ahead)
+        left += others
         tp, dp, count = int(prompts.options.tp or 1), int(prompts.options.dp or 1), prompts.servers.count
         first = replace(first, servers=replace(first.servers, prefill_tp=tp, prefill_dp=dp, prefill_workers=count))
     elif decoding is not ahead:
         left += ahead
     if left:
-        others = f"not in the answer: {len(left)} other server{'s' * (len(left) != 1)} beside it, of other sizes or settings"
-        first = replace(first, notes=(*first.notes, Note("other servers", others)))
+        remark = f"not in the answer: {len(left)} other server{'s' * (len(left) != 1)} beside it, of other sizes or settings"
+        first = replace(first, notes=(*first.notes, Note("other servers", remark)))
     if bench is None or bench in servers:
         return first
     load = {name: value for name, value in bench.options.items() if name in LOAD}
     return replace(first, options=FlagValues(_options_without_load(first) | load))
 
 
-def _other_servers(launches: list[Launch], first: Launch) -> list[Launch]:
-    """Return the servers that differ from the counted ones. Clients are no servers."""
-    return [x for x in launches if _common_part(x) != _common_part(first) and not _is_bench(x)]
-
-
 def _is_bench(launch: Launch) -> bool:
     return launch.client or bool(launch.options.concurrency or launch.options.request_rate)
 
 
-def _count_equal_servers(launches: list[Launch]) -> Launch:
-    """Return the first of several servers with the number of its equals. Parts of one job are one job."""
+def _count_equal_servers(launches: list[Launch]) -> tuple[Launch, list[Launch]]:
+    """Return the first of several servers with the number of its equals, and the others. Clients are no servers."""
     first = next((x for x in launches if not _is_bench(x)), launches[0])
     alike = [x for x in launches if _common_part(x) == _common_part(first)]
+    others = [x for x in launches if _common_part(x) != _common_part(first) and not _is_bench(x)]
     parts = (first.place.nnodes or 1) > 1 and bool(first.place.address)  # commands of one job meet at one address
     count = len({x.place.address for x in alike}) if parts else sum(x.servers.count for x in alike)
     if count < 2 or first.phase == "train":  # one job, whose hosts are all started by the same command
-        return first
-    return replace(first, servers=replace(first.servers, count=count), place=replace(first.place, devices=()))
+        return first, others
+    return replace(first, servers=replace(first.servers, count=count), place=replace(first.place, devices=())), others
 
 
 def _common_part(launch: Launch) -> Launch:

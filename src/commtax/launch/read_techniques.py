@@ -9,32 +9,18 @@ from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 
 from commtax.catalog.programs import program, programs
-from commtax.catalog.technique_flags import FlagWord, flag_words
+from commtax.catalog.technique_flags import flag_words
 from commtax.catalog.techniques import default_of, techniques
 from commtax.files import table
-from commtax.launch.flags import (
-    COMMON,
-    DASHES,
-    QUIET,
-    RULES,
-    FlagReading,
-    FlagTable,
-    Value,
-    WrittenWord,
-    command_of,
-    flag_name,
-    flags_of,
-    usual_key,
-)
+from commtax.launch.flags import COMMON, DASHES, QUIET, RULES, FlagReading, WrittenWord, command_of, flag_name, flags_of, usual_key
 from commtax.options import options
 from commtax.records import dataclass
 from commtax.spec import Technique
 from commtax.statement import COSTLY, STRANGE, Note, Refusal
 from commtax.units import parse_count
 
-OFF = ("false", "0", "no", "off", "none", "null", "~", "auto", "default", "")
-"""Words that leave a technique off, or to the engine."""
-FieldValues = dict[str, Value]
+OFF = ("false", "0", "no", "off", "none", "null", "~", "auto", "default", "")  # words that leave a technique off, or to the engine
+FieldValues = dict[str, int | float | str | bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +65,14 @@ def recognise(engine: str, reading: FlagReading) -> None:
     understood = {key for one in matches for key in one.keys}
     if "speculative" not in fields:
         understood |= _other_drafts(engine, words, reading)
-    _judge_rest(flags, engine, reading, understood)
+    # Flags of techniques that no technique took, unless they turn something off.
+    understood_words = {reading.words[key].written for key in understood}
+    reading.unread = [word for word in reading.unread if word not in understood_words]
+    for key, word in reading.words.items():
+        below = key.partition(".")[0] in flags.flags and not nearest_flags(engine, key)
+        usual = word.value == str(default_of(flags.technique_flags.get(key, ("", ""))[0]))
+        if not (key in understood or key in QUIET or key in flags.flags or below or usual):
+            reading.unread += [word.written] if word.value.lower() not in OFF or would_change(engine, f"no-{key}") else []
 
 
 @cache
@@ -97,7 +90,8 @@ def _match(one: Technique, engine: str, written: Mapping[str, WrittenWord], read
     """Return a technique that flags request: all words of its text stand there, or, where it has none, what it takes is set."""
     words = flag_words(one.flags.get(engine, ""))
     fixed = [word for word in words if not word.optional and not word.place]
-    if not words or not all(_stands(word, written, reading) for word in fixed):
+    here = {key: (word.value.lower(), reading.words[key].value.lower()) for key, word in written.items()}
+    if not words or not all(word.value.lower() in here.get(word.key, ()) for word in fixed):
         return None
     taken: FieldValues = {}
     for word in words:
@@ -114,19 +108,14 @@ def _match(one: Technique, engine: str, written: Mapping[str, WrittenWord], read
     return RequestedTechnique(one, fields, frozenset(word.key for word in words if word.key in written), len(fixed))
 
 
-def _stands(word: FlagWord, written: Mapping[str, WrittenWord], reading: FlagReading) -> bool:
-    """Return whether a word was written, as it is or by another that means it."""
-    return word.key in written and word.value.lower() in (written[word.key].value.lower(), reading.words[word.key].value.lower())
-
-
 def _taken(one: Technique, place: tuple[str, int], word: WrittenWord) -> FieldValues:
     """Return the field that a word sets, where it is not left to the engine."""
-    name, _ = place
-    if name not in {"slots", *(taken.strip("?") for taken in one.takes)}:  # what is only written, such as a drafter's checkpoint
+    name, takes = place[0], {taken.strip("?") for taken in one.takes}
+    if name not in {"slots", *takes}:  # what is only written, such as a drafter's checkpoint
         return {}
     if word.value == name.upper() or word.value.lower() in OFF or word.value == str(default_of(name)):
         return {}
-    if one.words and name in {taken.strip("?") for taken in one.takes}:
+    if one.words and name in takes:
         ours = one.words.get(word.value.lower(), word.value)
         return {name: ours} if ours in one.words.values() else {}
     if isinstance(default_of(name), str):
@@ -151,19 +140,6 @@ def _other_drafts(engine: str, written: Mapping[str, WrittenWord], reading: Flag
             reading.note("drafts", f"{drafts} drafts are priced as they are verified; what makes them is not in the answer")
             return {word.key}
     return set()
-
-
-def _judge_rest(flags: FlagTable, engine: str, reading: FlagReading, understood: set[str]) -> None:
-    """List flags of techniques that no technique took as unread, unless they turn something off."""
-    understood_words = {reading.words[key].written for key in understood}
-    reading.unread = [word for word in reading.unread if word not in understood_words]
-    for key, word in reading.words.items():
-        below = key.partition(".")[0] in flags.flags and not nearest_flags(engine, key)
-        usual = word.value == str(default_of(flags.technique_flags.get(key, ("", ""))[0]))
-        if key in understood or key in QUIET or key in flags.flags or below or usual:
-            continue
-        if word.value.lower() not in OFF or would_change(engine, f"no-{key}"):
-            reading.unread.append(word.written)
 
 
 TABLE = {
@@ -250,7 +226,6 @@ def nearest_flags(engine: str, name: str) -> list[str]:
 
 @lru_cache(maxsize=8)
 def _flags_with_effect(engine: str) -> Mapping[str, None]:
-    """Return the flags of an engine that change an answer, keys below them with their path."""
     keys = [word.key for one in techniques().values() for word in flag_words(one.flags.get(engine, "")) if word.kind == "flag"]
     table = flags_of(engine)
     return dict.fromkeys(name for name in (*table.flags, *table.technique_flags, *table.same, *keys) if name[0] != "$")
@@ -266,13 +241,13 @@ def _resembles(name: str, flag: str) -> bool:
 def _is_abridged(name: str, flag: str) -> bool:
     """Return whether two names have as many words, some alike, and of the others one is short for the other."""
 
-    def stands_in(short: str, word: str) -> bool:
+    def is_short(short: str, word: str) -> bool:
         letters = iter(word)
-        return all(letter in letters for letter in short)  # in their order
+        return short[:1] == word[:1] and all(letter in letters for letter in short)  # in their order
 
     words = list(zip(name.split("-"), flag.split("-"), strict=False))
-    alike = [a == b or (a[:1] == b[:1] and (stands_in(a, b) or stands_in(b, a))) for a, b in words]
-    return name.count("-") == flag.count("-") and all(alike) and any(a == b for a, b in words)
+    alike = all(is_short(a, b) or is_short(b, a) for a, b in words)
+    return name.count("-") == flag.count("-") and alike and any(a == b for a, b in words)
 
 
 def _is_slip(name: str, flag: str) -> bool:
@@ -285,7 +260,6 @@ def _is_slip(name: str, flag: str) -> bool:
 
 
 def _mistakes(name: str, flag: str) -> int:
-    """Return how many letters were dropped, added, replaced or swapped with the next one."""
     rows = [list(range(len(flag) + 1))]
     for i, a in enumerate(name, 1):
         row = [i]

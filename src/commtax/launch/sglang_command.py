@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from commtax.launch.flags import FlagReading, Value, WrittenWord, flags_of, group_attention
+from commtax.launch.flags import FlagReading, FlagValues, WrittenWord, flags_of, group_attention
 from commtax.launch.jobs import PORT, RANK, Address, Command, LaunchJob, above_one, model_id, server_flags
 from commtax.statement import Refusal
 
@@ -22,17 +22,18 @@ def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str])
     if str(values.a2a or "none").lower() != "none" or values.deepep:
         values.ep = tp  # whichever exchange it is
         reading.unread += [f"--moe-a2a-backend {values.a2a}"] if values.ep_backend == "" else []
-    if values.expert_parallel:
-        values.ep = tp if values.ep == "" else values.ep
+    if values.expert_parallel and values.ep == "":
+        values.ep = tp
     values.eager = bool(values.eager) or str(values.graphs).lower() == "disabled"
     values.tower = "data" if values.tower_data else ""
     if values.spread != "":
         _drawn_below(reading)
     groups = int(values.dp or 1)  # limits are of the whole server: every group gets its part
-    values.max_num_seqs = _part(values.max_num_seqs, groups)
-    values.max_num_batched_tokens = _part(values.max_num_batched_tokens, groups if values.dp_attention else 1)
-    if int(values.cp or 1) > 1:  # ranks of a prompt are among those of tp
-        values.tp = max(1, int(values.tp or 1) // int(values.cp))
+    for name, parts in (("max_num_seqs", groups), ("max_num_batched_tokens", groups if values.dp_attention else 1)):
+        if (limit := values.get(name, "")) != "":
+            values[name] = max(1, int(limit) // max(1, parts))
+    if splits > 1:  # ranks of a prompt are among those of tp
+        values.tp = max(1, tp // splits)
     if values.dp_attention:
         group_attention(reading, groups)
 
@@ -51,18 +52,13 @@ def complete(reading: FlagReading) -> None:
         reading.note("tree", f"{tree}: priced as the one path of it that can be accepted")
 
 
-def _part(limit: Value, parts: int) -> Value:
-    return limit if limit == "" else max(1, int(limit) // max(1, parts))
-
-
 def _drawn_below(reading: FlagReading) -> None:
     """Replace lengths that are drawn from a share of the stated length up to all of it by their mean and spread."""
     values, ratio = reading.values, float(reading.values.spread)
     mean = (1 + ratio) / 2
     if ratio < 1:
-        reading.note(
-            "mean length", f"lengths are drawn from {ratio:.0%} of the stated ones up to all: the mean is {mean:.0%} of them"
-        )
+        drawn = f"lengths are drawn from {ratio:.0%} of the stated ones up to all"
+        reading.note("mean length", f"{drawn}: the mean is {mean:.0%} of them")
     lengths = (values.input_len, values.output_len)
     values.input_len, values.output_len = (n if n == "" else max(1, round(int(n) * mean)) for n in lengths)
     values.spread = (1 - ratio) / (1 + ratio)
@@ -72,16 +68,10 @@ def write(job: LaunchJob) -> Command:
     limits, how, shared = job.question.limits, job.question.what_if, bool(job.plan.ep > job.plan.tp)
     inner = job.dp if shared else 1
     args = ["python -m sglang.launch_server", *FLAGS.spell(model=model_id(job.question.model))]
-    args += server_flags(
-        job,
-        tp=above_one(job.plan.tp * job.plan.cp * inner),
-        dp_attention=shared,
-        expert_parallel=False,
-        max_num_seqs=limits.max_num_seqs * job.dp,  # of the whole server: every group gets its part
-        max_num_batched_tokens=limits.max_num_batched_tokens * inner,
-        eager=False,
-        graphs="disabled --cuda-graph-backend-prefill disabled" if how.eager else "",
-    )
+    graphs = "disabled --cuda-graph-backend-prefill disabled" if how.eager else ""
+    facts = FlagValues(tp=above_one(job.plan.tp * job.plan.cp * inner), dp_attention=shared, expert_parallel=False, eager=False)
+    facts.max_num_seqs = limits.max_num_seqs * job.dp  # of the whole server: every group gets its part
+    args += server_flags(job, **facts, max_num_batched_tokens=limits.max_num_batched_tokens * inner, graphs=graphs)
     args += job.technique_flags.args
     if job.hosts == 1:
         return job.with_techniques(Command(args))

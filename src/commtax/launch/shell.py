@@ -23,13 +23,8 @@ ASSIGNED = re.compile(r"^[ \t]*+(?:export[ \t]++)?([A-Za-z_]\w*+)=(\"[^\"]*+\"|'
 COMMENT = re.compile(r"""('[^']*+'|"(?:[^"\\]|\\.)*+"|\\.|[^\s'"\\#][^\s'"\\]*+)|(?<!\S)#[^\n]*+""", re.S)
 LINE = re.compile(r"""('[^']*+'|"(?:[^"\\]|\\.)*+"|\\.)|\n""", re.S)  # the end of one, quotes and what is quoted passed over
 USED = re.compile(r"\"?\$\{?([A-Za-z_]\w*)(?:\[@\])?\}?\"?")
-OPERATORS: Mapping[type, Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,
-    ast.Mod: operator.mod,
-}
+OPERATORS: dict[type, Callable[[int, int], int]] = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+OPERATORS |= {ast.Div: operator.floordiv, ast.Mod: operator.mod}
 
 
 def split(text: str) -> list[str]:
@@ -51,9 +46,7 @@ def script_of(words: list[str]) -> tuple[str, list[str]]:
     >>> script_of(["/bin/sh", "-c", "exec vllm serve \\"$@\\"", "--", "x"])
     ('exec vllm serve x', [])
     """
-    for at, word in enumerate(words):
-        if word.rsplit("/", 1)[-1] not in SHELLS:
-            continue
+    for at in (i for i, word in enumerate(words) if word.rsplit("/", 1)[-1] in SHELLS):
         flag = next((i for i in range(at + 1, len(words)) if re.fullmatch(r"-[a-z]*c", words[i])), -1)
         if flag > 0 and flag + 1 < len(words) and all(w.startswith("-") for w in words[at + 1 : flag]):
             script, arguments = words[flag + 1], shlex.join(words[flag + 3 :])
@@ -70,24 +63,21 @@ def substitute_variables(text: str, values: Mapping[str, str]) -> str:
 
     def put(match: re.Match[str]) -> str:
         name = match[1] or match[2] or match[4]
-        usual = match[3] if match[2] and match[3] is not None else match[0]
-        return values.get(name) or usual
+        return values.get(name) or (match[3] if match[2] and match[3] is not None else match[0])
+
+    def evaluate(match: re.Match[str]) -> str:  # bare names are variables in a sum
+        written = re.sub(r"[A-Za-z_]\w*", lambda name: values.get(name[0], name[0]), match[1])
+        try:
+            return str(_value(ast.parse(written.strip(), mode="eval").body))
+        except (SyntaxError, ValueError, TypeError, KeyError, ZeroDivisionError, RecursionError, MemoryError):
+            return match[0]
 
     for _ in range(3):  # values may hold variables
-        after = SUM.sub(lambda match: _evaluate_sum(match, values), VARIABLE.sub(put, text))
+        after = SUM.sub(evaluate, VARIABLE.sub(put, text))
         if after == text or len(after) > MAX_SIGNS:
             break
         text = after
     return text
-
-
-def _evaluate_sum(match: re.Match[str], values: Mapping[str, str]) -> str:
-    """Evaluate a sum of the shell where all of its variables are set. Bare names are variables there."""
-    written = re.sub(r"[A-Za-z_]\w*", lambda name: values.get(name[0], name[0]), match[1])
-    try:
-        return str(_value(ast.parse(written.strip(), mode="eval").body))
-    except (SyntaxError, ValueError, TypeError, KeyError, ZeroDivisionError, RecursionError, MemoryError):
-        return match[0]
 
 
 def _value(node: ast.AST) -> int:
@@ -150,8 +140,12 @@ def split_here_documents(text: str) -> tuple[str, dict[str, str]]:
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """Yield the words of each command, with comments, continuations and the script's own variables resolved."""
-    text = _strip_comments(text.replace("\\\n", " ").replace("\r", ""))
+    """Yield the words of each command, with comments, continuations and the script's own variables resolved.
+
+    >>> list(commands("X=1\\na 'b #c' $X #d"))
+    [['X=1'], ['a', 'b #c', '1']]
+    """
+    text = COMMENT.sub(lambda match: match[1] or "", text.replace("\\\n", " ").replace("\r", ""))
     values = {m[1]: m[2] for m in ARRAY.finditer(text)}
     text = ARRAY.sub("", text)
     for m in ASSIGNED.finditer(text):
@@ -177,12 +171,3 @@ def commands(text: str) -> Iterator[list[str]]:
         elif command:
             yield command
             command = []
-
-
-def _strip_comments(text: str) -> str:
-    """Return a script without comments: what follows a # at the start of a word, outside of quotes.
-
-    >>> _strip_comments("a 'b #c' #d")
-    "a 'b #c' "
-    """
-    return COMMENT.sub(lambda match: match[1] or "", text)

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 from commtax.launch.deployment import DeployedPlan, host_script
 from commtax.launch.flags import command_of
-from commtax.launch.jobs import MASTER, PORT, Command, LaunchJob
+from commtax.launch.jobs import PORT, Command, LaunchJob
 from commtax.question import Question
 from commtax.spec import Cluster, Program
 
 HOSTS = 'mapfile -t HOSTS < <(scontrol show hostnames "$SLURM_JOB_NODELIST")'
-TIME = "#SBATCH --time=24:00:00        # put yours; --partition and --account too"
+TIME = "time=24:00:00        # put yours; --partition and --account too"
 NETWORK = "# export NCCL_SOCKET_IFNAME=ib0  # where hosts have several networks: the one they meet by"
 
 
@@ -29,18 +29,17 @@ def write(deployment: DeployedPlan) -> str:
         lines += [*router.written("$PWD/disagg"), f"{router.line('$PWD/disagg')} &"]
     elif len(servers) > 1:
         lines.append(f"# {len(servers)} servers: put a router or load balancer in front")
-    cluster = deployment.question.cluster
-    head = _head(deployment.name, used.hosts, cluster.gpus_per_host)
-    if used.hosts > cluster.num_hosts and not deployment.question.requests.prefill_cluster:
-        head.append(
-            f"# {used.hosts} hosts, {cluster.key} has {cluster.num_hosts}: a server's last host is not shared with others here"
-        )
+    cluster, hosts_used = deployment.question.cluster, len(used.free)
+    head = _head(deployment.name, hosts_used, cluster.gpus_per_host)
+    if hosts_used > cluster.num_hosts and not deployment.question.requests.prefill_cluster:
+        fewer = f"# {hosts_used} hosts, {cluster.key} has {cluster.num_hosts}"
+        head.append(f"{fewer}: a server's last host is not shared with others here")
     return "\n".join([*head, *deployment.remarks(), *files, *lines, "wait"])
 
 
 def write_training(question: Question, made_by: Program) -> str:
     """Return a script for ``sbatch``: torchrun once on every host."""
-    job = LaunchJob(made_by.key, question, int(question.plan.dp), 1, address=MASTER)
+    job = LaunchJob(made_by.key, question, int(question.plan.dp))
     command: Command = command_of(made_by.key).write(job)
     per = min(job.gpus, question.cluster.gpus_per_host)
     head = [*_head(question.model.key.rsplit("/", 1)[-1], job.hosts, per), *[command.warning] * bool(command.warning)]
@@ -55,38 +54,26 @@ class _JobHosts:
     def __init__(self, cluster: Cluster) -> None:
         self.each, self.free = cluster.gpus_per_host, list[int]()
 
-    @property
-    def hosts(self) -> int:
-        return len(self.free)
-
     def take(self, pool: LaunchJob) -> tuple[range, str]:
         """Return the hosts of a server, and the GPUs that it sees there. A server of several hosts has them whole."""
+        count = len(self.free)
         if pool.all_hosts > 1:
             self.free += [0] * pool.all_hosts
-            return range(self.hosts - pool.all_hosts, self.hosts), ""
-        host = next((i for i, free in enumerate(self.free) if free >= pool.gpus), self.hosts)
-        self.free += [self.each] * (host == self.hosts)
+            return range(count, count + pool.all_hosts), ""
+        host = next((i for i, free in enumerate(self.free) if free >= pool.gpus), count)
+        self.free += [self.each] * (host == count)
         first = self.each - self.free[host]
         self.free[host] -= pool.gpus
         return range(host, host + 1), ",".join(str(first + i) for i in range(pool.gpus))
 
 
 def _head(name: str, hosts: int, gpus: int) -> list[str]:
-    return [
-        "#!/bin/bash",
-        f"#SBATCH --job-name={name}",
-        f"#SBATCH --nodes={hosts}",
-        "#SBATCH --ntasks-per-node=1    # a server starts the processes of its GPUs itself",
-        f"#SBATCH --gpus-per-node={gpus}",
-        "#SBATCH --exclusive",
-        TIME,
-        HOSTS,
-        *[NETWORK] * (hosts > 1),
-    ]
+    tasks = "ntasks-per-node=1    # a server starts the processes of its GPUs itself"
+    options = [f"job-name={name}", f"nodes={hosts}", tasks, f"gpus-per-node={gpus}", "exclusive", TIME]
+    return ["#!/bin/bash", *(f"#SBATCH --{option}" for option in options), HOSTS, *[NETWORK] * (hosts > 1)]
 
 
 def _srun(hosts: range) -> str:
-    """Return a step on some of the job's hosts, beside the steps of other servers."""
     return f"srun --overlap --nodes={len(hosts)} --ntasks={len(hosts)} --nodelist={_listed(hosts)}"
 
 

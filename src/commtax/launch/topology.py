@@ -1,12 +1,8 @@
 """``nvidia-smi topo -m``: which GPUs are joined by what, which to take together, and the link that a plan's groups then have.
 
-Square tables of a host's GPUs have the names above and rows of marks. ``nvidia-smi topo`` names GPUs and network cards, ``rocm-smi
---showtopo`` GPUs, ``amd-smi topology`` bus addresses and ``npu-smi`` NPUs. A table may lack its head, rows, or the end of one; what
-one row does not say of a pair, the other's does.
-
-Kinds from near to far: NV# (bonded NVLinks), PIX (one PCIe switch), PXB (several), PHB (through the CPU's host bridge), NODE
-(between host bridges of one socket), SYS (between sockets). Legend: https://docs.nvidia.com/multi-node-nvlink-systems and
-``nvidia-smi topo -h``.
+Square tables of a host's GPUs, as other tools print them too, have the names above and rows of marks. One may lack its head, rows,
+or the end of one; what one row does not say of a pair, the other's does. ``topology.toml`` lists the kinds of marks from near to
+far, after NV# (bonded NVLinks). Legend: https://docs.nvidia.com/multi-node-nvlink-systems and ``nvidia-smi topo -h``.
 """
 
 import re
@@ -16,6 +12,7 @@ from itertools import combinations, takewhile
 from math import comb
 
 from commtax import catalog
+from commtax.catalog.loader import find
 from commtax.files import table
 from commtax.spec import Chip, Cluster, Link
 from commtax.statement import Note, Refusal
@@ -48,18 +45,9 @@ class NodeMatrix:
 
     def square(self) -> tuple[tuple[str, ...], ...]:
         """Return the marks between nodes, each pair by either's row."""
-
-        def mark(i: int, j: int) -> str:
-            row = self.rows.get(i, ())
-            return row[j] if j < len(row) else ""
-
         every = range(len(self.nodes))
-        return tuple(tuple(SELF if i == j else mark(i, j) or mark(j, i) or UNTOLD for j in every) for i in every)
-
-    def beyond(self) -> tuple[tuple[str, ...], ...]:
-        """Return the marks of each node towards network cards, none where its row is cut off."""
-        rows = (self.rows.get(i, ()) for i in range(len(self.nodes)))
-        return tuple(row[len(self.nodes) : self.num_columns] if len(row) >= self.num_columns else () for row in rows)
+        marks = {(i, j): mark for i, row in self.rows.items() for j, mark in enumerate(row)}
+        return tuple(tuple(SELF if i == j else marks.get((i, j)) or marks.get((j, i)) or UNTOLD for j in every) for i in every)
 
 
 def grids(text: str) -> Iterator[NodeMatrix]:
@@ -72,21 +60,16 @@ def grids(text: str) -> Iterator[NodeMatrix]:
         if SAYS.head.match(line):
             yield from _finished_matrices(columns, rows)
             columns, rows = SAYS.column.findall(SAYS.tail.split(line)[0])[: COUNT.most_nodes], {}
-        elif first and (cells := _cells(line[first.end() :])):
-            if first[1] in rows:
+        elif first:
+            marks, text, at = list[str](), line[first.end() :].upper(), 0
+            while (cell := SAYS.cell.match(text, at)) and len(marks) < COUNT.most_nodes:
+                marks.append(_ALIKE.get(cell[1], cell[1]))
+                at = cell.end()
+            if marks and first[1] in rows:
                 yield from _finished_matrices(columns, rows)
                 rows = {}
-            rows[first[1]] = cells
+            rows |= {first[1]: tuple(marks)} if marks else {}
     yield from _finished_matrices(columns, rows)
-
-
-def _cells(text: str) -> tuple[str, ...]:
-    """Return the marks at the beginning of a row, in one wording."""
-    marks, at = list[str](), 0
-    while (cell := SAYS.cell.match(text.upper(), at)) and len(marks) < COUNT.most_nodes:
-        marks.append(_ALIKE.get(cell[1], cell[1]))
-        at = cell.end()
-    return tuple(marks)
 
 
 def _finished_matrices(columns: list[str], rows: Mapping[str, tuple[str, ...]]) -> Iterator[NodeMatrix]:
@@ -155,10 +138,9 @@ class Topology:
 
     def groups(self, size: int, count: int) -> list[tuple[int, ...]]:
         """Return ``count`` disjoint groups, the best remaining one each time."""
-        left, chosen = set(range(self.num_gpus)), []
+        chosen: list[tuple[int, ...]] = []
         for _ in range(count):
-            chosen.append(self.best(size, left))
-            left -= set(chosen[-1])
+            chosen.append(self.best(size, set(range(self.num_gpus)) - {gpu for group in chosen for gpu in group}))
         return chosen
 
 
@@ -189,11 +171,13 @@ def topology_of(grid: NodeMatrix) -> Topology:
     for i, j in combinations(range(len(links)), 2):
         if len({row[at] for row, at in ((grid.rows.get(i, ()), j), (grid.rows.get(j, ()), i)) if at < len(row)}) > 1:
             raise Refusal(f"topo: {grid.nodes[i]} to {grid.nodes[j]} is {links[i][j]}, and back {links[j][i]}", "topo")
-    return Topology(links, grid.beyond(), grid.missing)
+    rows = (grid.rows.get(i, ()) for i in range(len(links)))  # towards network cards: none where a row is cut off
+    nics = tuple(row[len(links) : grid.num_columns] if len(row) >= grid.num_columns else () for row in rows)
+    return Topology(links, nics, grid.missing)
 
 
 def describe(matrix: Topology) -> str:
-    """Describe GPUs and their links, such as ``4 GPUs: NVLink joins 0+2, 1+3`` and what joins the rest."""
+    """Describe GPUs and their links, such as ``4 GPUs: NVLink joins 0+2, 1+3``, and what the rest goes over."""
     joined = ["+".join(map(str, g)) for g in matrix.joined() if len(g) > 1]
     rest = sorted({kind for row in matrix.links for kind in row if kind in KINDS}, key=distance)
     sentences = [f"NVLink joins {', '.join(joined)}"] if joined else ["no NVLink in the matrix"]
@@ -211,7 +195,7 @@ class PlacedCluster:
 
     @property
     def devices(self) -> str:
-        """Return what CUDA_VISIBLE_DEVICES should say, groups in the order of ranks."""
+        """What CUDA_VISIBLE_DEVICES should say, groups in the order of ranks."""
         return ",".join(str(i) for group in self.groups for i in group)
 
 
@@ -220,11 +204,8 @@ def nvlink_of(chip: Chip) -> Link:
     link = catalog.link(chip.intra)
     if link.kind == "nvlink":
         return link
-    for part in chip.key.split("-"):
-        try:
-            return catalog.link(f"nvlink-bridge-{part}")
-        except ValueError:
-            continue
+    if bridge := next(filter(None, (find("links", f"nvlink-bridge-{part}") for part in chip.key.split("-"))), ""):
+        return catalog.link(bridge)
     raise Refusal(f"topo: the matrix shows NVLink, and {chip.key} has none; does --cluster name the right chip?", "topo")
 
 
@@ -235,10 +216,9 @@ def pcie_of(chip: Chip) -> Link:
 
 
 def place(matrix: Topology, cluster: Cluster, tp: int, replicas: int = 1) -> PlacedCluster:
-    """Lay ``replicas`` groups of ``tp`` ranks over the best GPUs of each host.
+    """Lay ``replicas`` groups of ``tp`` ranks over the best GPUs of each host, all priced on the link of the farthest pair of any.
 
-    One inside link is priced for the whole plan: that of the farthest pair of any group, since a ring is as fast as its
-    slowest hop. What the matrix cannot show (x8 slots, P2P switched off) is not in the price.
+    A ring is as fast as its slowest hop. What the matrix cannot show (x8 slots, P2P switched off) is not in the price.
     """
     if matrix.num_gpus != cluster.gpus_per_host:
         differ = f"the matrix has {matrix.num_gpus} GPUs, and hosts of {cluster.key} have {cluster.gpus_per_host}"

@@ -59,15 +59,13 @@ def write(job: LaunchJob) -> Command:
         raise Refusal.of(f"torchtitan has no schedule {plan.schedule}", emit="torchrun")
     if plan.zero != 3:
         raise Refusal.of(f"torchtitan shards with FSDP (zero 3), not {plan.zero}", emit="torchrun")
-    flavour = FLAGS.theirs("model", q.model.key)
-    family = flavour.rsplit("_", 1)[0]
-    flags = FLAGS.spell(family=family or "$MODULE", flavour=flavour or "$CONFIG")
+    flavour, shards = FLAGS.theirs("model", q.model.key), int(plan.num_shards)
+    flags = FLAGS.spell(family=flavour.rsplit("_", 1)[0] or "$MODULE", flavour=flavour or "$CONFIG")
     flags += FLAGS.spell(tp=above_one(plan.tp), pp=above_one(plan.pp), cp=above_one(plan.cp), ep=above_one(plan.ep))
-    shards = int(plan.num_shards)
     flags += FLAGS.spell(shards=shards, copies=above_one(int(plan.dp) // shards))
-    micro, local = int(q.micro_batch), int(q.micro_batch)
+    local = micro = int(q.micro_batch)
     if plan.pp > 1:  # stages cut the batch of a rank into microbatches: all of them are in flight
-        local = micro * int(plan.microbatches)
+        local *= int(plan.microbatches)
         flags += [*FLAGS.spell(schedule=kind, micro_batch=micro), "--training.disable_cuda_graphs"]  # refused beside stages
         flags += _stages(q.model, plan) if plan.chunks > 2 else []  # two are its own choice
     flags += FLAGS.spell(context=int(q.context), local_batch=local, global_batch=global_batch(job))

@@ -39,17 +39,16 @@ def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str])
 def complete(reading: FlagReading) -> None:
     """Name a drafter by its checkpoint, and take drafts without a method for the model's own."""
     words, method, name = reading.words, "speculative-config.method", "speculative-config.model"
-    if method not in words and name in words:
+    if name in words:
         kind = next((kind for kind in DRAFTERS if kind in words[name].value.lower()), "draft_model")
-        words[method] = WrittenWord(kind, words[name].written)
-    elif method not in words and "speculative-config.num-speculative-tokens" in words:
-        words[method] = WrittenWord("mtp", words["speculative-config.num-speculative-tokens"].written)  # the model's own
+        words.setdefault(method, WrittenWord(kind, words[name].written))
+    elif "speculative-config.num-speculative-tokens" in words:
+        words.setdefault(method, WrittenWord("mtp", words["speculative-config.num-speculative-tokens"].written))  # the model's own
 
 
 def write(job: LaunchJob) -> Command:
     args = ["vllm serve", model_id(job.question.model), *server_flags(job), *job.technique_flags.args]
-    command = Command(args) if job.hosts == 1 else _multi_host_command(job, args)
-    return job.with_techniques(command)
+    return job.with_techniques(Command(args) if job.hosts == 1 else _multi_host_command(job, args))
 
 
 def _multi_host_command(job: LaunchJob, args: list[str]) -> Command:
@@ -62,20 +61,11 @@ def _multi_host_command(job: LaunchJob, args: list[str]) -> Command:
         args += FLAGS.spell(executor="ray", dp_executor="ray")
         return Command(args, ("VLLM_RAY_DP_PACK_STRATEGY=span",), ray=True)
     local = job.question.cluster.gpus_per_host // ranks
-    below += _local_size_below(job.dp, local)
+    before, rest = divmod(job.dp, local)  # the last host may have fewer replicas: of a repeated flag the last counts
+    size: str = f"$((NODE_RANK=={before}?{rest}:{local}))" if before > 1 else str(rest)
+    below = " ".join([below, *FLAGS.spell(local_dp=size)]) if rest else below
     args += [*FLAGS.spell(local_dp=local), f"--data-parallel-start-rank $((NODE_RANK*{local}))"]
     return Command([*args, f"--data-parallel-address {job.address} --data-parallel-rpc-port 13345"], every_host=True, below=below)
-
-
-def _local_size_below(dp: int, local: int) -> str:
-    """Return the flag for hosts after the first where the last has fewer replicas: of a repeated flag the last counts.
-
-    >>> _local_size_below(9, 4), _local_size_below(5, 4), _local_size_below(8, 4)
-    (' --data-parallel-size-local $((NODE_RANK==2?1:4))', ' --data-parallel-size-local 1', '')
-    """
-    before, rest = divmod(dp, local)
-    size: str = f"$((NODE_RANK=={before}?{rest}:{local}))" if before > 1 else str(rest)
-    return " " + " ".join(FLAGS.spell(local_dp=size)) if rest else ""
 
 
 def join(command: Command, role: str, number: int, host: str) -> Command:

@@ -1,10 +1,10 @@
 """A plan -> the command that launches it, and the commands that would check it.
 
-Flags are those of November 2026, read in the engines' own parsers and documents; their names stand in the tables by which
-``reading`` reads them back.
+Flags are those of November 2026, read in the engines' parsers and documents: the tables by which commands are read back.
 """
 
 from dataclasses import replace
+from itertools import islice
 from math import floor
 
 from commtax import catalog
@@ -41,30 +41,23 @@ class Seats:
         """Return the host of a server and the GPUs that it sees there. A server of several hosts has them all."""
         host = next((h for h, room in enumerate(self.free) if room >= job.gpus), None)
         if host is None:
-            self._end_server(f"{MASTER}_{number}", job.gpus % self.each)
-            return f"{MASTER}_{number}", ""
+            name, rest = f"{MASTER}_{number}", job.gpus % self.each
+            end = next((end for end in self.ends if sum(gpus for _, gpus in end) + rest <= self.each), [])
+            self.ends += [end] if rest and not end else []
+            end += [(name, rest)] if rest else []  # its last GPUs, on a host where another one left some
+            return name, ""
         first = self.each - self.free[host]
         self.free[host] -= job.gpus
         seen = ",".join(str(first + i) for i in range(job.gpus))
         return f"${self.word}_{host}" if self.away else "localhost", f"CUDA_VISIBLE_DEVICES={seen} "
 
-    def _end_server(self, name: str, rest: int) -> None:
-        """Put the last GPUs of a server of several hosts on a host where another one left some."""
-        if rest:
-            room = [end for end in self.ends if sum(gpus for _, gpus in end) + rest <= self.each]
-            if not room:
-                self.ends.append([])
-            (room or self.ends[-1:])[0].append((name, rest))
-
     def remarks(self) -> list[str]:
         """Return which servers end on one host, and the GPUs that each sees there."""
         remarks = []
-        for end in self.ends:
-            order, parts = iter(range(self.each)), list[str]()
-            for name, gpus in end:
-                parts.append(f"{name} (CUDA_VISIBLE_DEVICES={','.join(str(next(order)) for _ in range(gpus))})")
-            if len(end) > 1:
-                remarks.append(f"# one host is the last of {len(end)} servers, with these GPUs for each: {', '.join(parts)}")
+        for end in (end for end in self.ends if len(end) > 1):
+            order = map(str, range(self.each))
+            parts = [f"{name} (CUDA_VISIBLE_DEVICES={','.join(islice(order, gpus))})" for name, gpus in end]
+            remarks.append(f"# one host is the last of {len(end)} servers, with these GPUs for each: {', '.join(parts)}")
         return remarks
 
 
@@ -125,22 +118,18 @@ def _replicas(job: LaunchJob, devices: str, port: int) -> list[str]:
 
 
 def apart_command(question: Question, engine: str) -> str:
-    """Write the commands of a plan whose prompts have servers of their own: all workers of both kinds, and what joins them.
-
-    One line a server, with its GPUs, its host and its port; large ones are placed first, so that all find room.
-    """
+    """Write the commands of a plan whose prompts have servers of their own: a line for each, the largest first, and a router."""
     workers, cluster, made_by = question.requests, question.cluster, _emitted_program(engine)
     prompts = startable(prompter(question))
     counts = {"prefill": (prompts, workers.prefill_workers), "decode": (question, workers.decode_workers)}
-    jobs = {
-        role: LaunchJob(made_by.key, q, groups_per_server(q.plan, made_by, q.cluster), count or 1, role=role)
-        for role, (q, count) in counts.items()
-    }
+    jobs: dict[str, LaunchJob] = {}
+    for role, (q, count) in counts.items():
+        jobs[role] = LaunchJob(made_by.key, q, groups_per_server(q.plan, made_by, q.cluster), count or 1, role=role)
     free = dict.fromkeys(jobs, Seats("HOST", cluster))
     if workers.prefill_cluster:
         free = {"prefill": Seats("PREFILL_HOST", prompts.cluster, apart=True), "decode": Seats("DECODE_HOST", cluster, apart=True)}
-    files, lines, at = list[str](), list[str](), dict[str, list[Address]]({"prefill": [], "decode": []})
-    remarks = list[str]()
+    files, lines, remarks = list[str](), list[str](), list[str]()
+    at: dict[str, list[Address]] = {"prefill": [], "decode": []}
     for role, job in sorted(jobs.items(), key=lambda pair: -pair[1].gpus):
         for number in range(len(lines), len(lines) + job.servers):
             name, devices = free[role].seat(job, number)
@@ -153,22 +142,19 @@ def apart_command(question: Question, engine: str) -> str:
     remarks += [remark for seats in free.values() for remark in seats.remarks()]
     remarks = [remark for remark in dict.fromkeys(remarks) if remark]
     router = command_of(made_by.key).route(at["prefill"], at["decode"], CLIENTS, start_s(question))
-    return "\n".join(
-        [*checkpoint_remark(jobs["decode"]), *files, *lines, *remarks, *router.written("disagg"), router.line("disagg")]
-    )
+    head, last = [*checkpoint_remark(jobs["decode"]), *files], [*router.written("disagg"), router.line("disagg")]
+    return "\n".join([*head, *lines, *remarks, *last])
 
 
 def benchmark_command(question: Question, engine: str) -> str:
-    """Return the benchmark of the engine's tool that ``commtax simulate`` predicts and ``commtax audit`` reads: clients, or a rate.
-
-    vLLM's and TensorRT-LLM's range ratio is the spread around the stated length, SGLang's the shortest over the longest.
-    """
+    """Return the engine's benchmark that ``commtax simulate`` predicts and ``commtax audit`` reads: clients, or a rate."""
     name, requests = model_id(question.model), question.requests
     able = {one.emitted_as: one for one in programs() if one.benchmark}
     if engine not in able:
         raise Refusal.of(f"{', '.join(able)} have a serving benchmark; training is checked with its own log", emit=engine)
     (tool, exact, kept), spell = able[engine].benchmark, flags_of(able[engine].key).spell
     spread, clients = float(spread_within_limit(question)), int(requests.concurrency)
+    # vLLM's and TensorRT-LLM's range ratio is the spread around the stated length, SGLang's the shortest over the longest.
     top, ratio = (1 + spread, (1 - spread) / (1 + spread)) if able[engine].range_from_longest else (1.0, spread)
     stated, answers = round(float(requests.input_len) * top), round(float(requests.output_len) * top)
     lengths = spell(input_len=stated, output_len=answers, range_ratio=f"{floor(1e4 * ratio + 1e-6) / 1e4:g}")

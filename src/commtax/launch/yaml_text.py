@@ -1,5 +1,6 @@
 """YAML as people write it: keys in their order, comments beside lines, scripts as blocks."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -62,12 +63,8 @@ def _entry(head: str, value: Tree, indent: str) -> Iterator[str]:
 
 
 def _scalar(value: Tree) -> str:
-    if isinstance(value, bool) or value is None:
-        return "null" if value is None else str(value).lower()
-    if isinstance(value, Mapping | list | tuple):
-        return "{}" if isinstance(value, Mapping) else "[]"
-    if not isinstance(value, str):
-        return str(value)
+    if not isinstance(value, str):  # a number, a switch, nothing, or an empty mapping or list
+        return json.dumps(value)
     if PLAIN.fullmatch(value) and not OTHERWISE.fullmatch(value):
         return value
     if '"' in value or "\\" in value:

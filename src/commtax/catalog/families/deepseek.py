@@ -10,16 +10,11 @@ from commtax.spec import Attention, Block, Compressed, DeltaNet, Experts, Extra,
 
 RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
 """Tokens that share an entry, by the names that transformers has for V4's layers."""
+mixture = partial(family, sequence_parallel_moe=True)
+mixture("DeepseekV2ForCausalLM")(lambda c: latent_decoder(c, correction_bias=False))
 
 
-@family("DeepseekV2ForCausalLM", sequence_parallel_moe=True)
-def _deepseek2(c: Fields) -> Model:
-    return latent_decoder(c, correction_bias=False)
-
-
-@family(
-    "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "Glm4MoeLiteForCausalLM", sequence_parallel_moe=True
-)
+@mixture("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "Glm4MoeLiteForCausalLM")
 def _deepseek3(c: Fields) -> Model:
     model = latent_decoder(c, correction_bias=True)
     # A layer that guesses a token further has experts and, where the model has any, a selector of its own.
@@ -32,11 +27,8 @@ def latent_decoder(c: Fields, correction_bias: bool) -> Model:
     """Read latent attention with the first layers dense, then experts with shared ones, and V3.2's and GLM-5's token selector."""
     count, attention, moe, dense = c.layers("num_hidden_layers"), latent_attention(c), fine_experts(c, correction_bias), mlp(c)
     selectors = _selectors(c, count)
-    blocks = [
-        Block(replace(attention, indexer=selector), moe if routed else dense)
-        for routed, selector in zip(routed_layers(c, count), selectors, strict=True)
-    ]
-    return decoder(c, blocks)
+    pairs = zip(routed_layers(c, count), selectors, strict=True)
+    return decoder(c, [Block(replace(attention, indexer=chosen), moe if routed else dense) for routed, chosen in pairs])
 
 
 def latent_attention(c: Fields) -> Attention:
@@ -56,13 +48,11 @@ def routed_layers(c: Fields, count: int) -> list[bool]:
 
 
 def _selectors(c: Fields, count: int) -> list[Indexer | None]:
-    """Return the token selector of each layer. Later GLM models give one to some layers, and the others take the last choice. As
-    transformers' GlmMoeDsaConfig has it: ``indexer_types``, else a pattern of F and S, else every ``index_topk_freq``-th."""
+    """Return each layer's token selector, which later GLM models take from an earlier layer in some, as GlmMoeDsaConfig has it."""
     if "index_n_heads" not in c.config:
         return [None] * count
     chooser = Indexer(c.need("index_n_heads"), c.need("index_head_dim"), c.need("index_topk"))
-    taken = replace(chooser, own=False)
-    listed = c.sequence("indexer_types", count)
+    taken, listed = replace(chooser, own=False), c.sequence("indexer_types", count)
     if not listed and isinstance(pattern := c.get("index_topk_pattern"), str):  # one letter a layer
         listed = c.with_(index_topk_pattern=list(pattern)).sequence("index_topk_pattern", count)
     every, offset = c.number("index_topk_freq", 1) or 1, c.number("index_skip_topk_offset", 2)
@@ -70,21 +60,18 @@ def _selectors(c: Fields, count: int) -> list[Indexer | None]:
     return [chooser if chooses else taken for chooses in full]
 
 
-@family("DeepseekV4ForCausalLM", sequence_parallel_moe=True, shared=("compress_ratios layer_types",))
+@mixture("DeepseekV4ForCausalLM", shared=("compress_ratios layer_types",))
 def _deepseek4(c: Fields) -> Model:
     """Read compressed attention and experts in every layer, the first ones named by a table, and several residual streams."""
     count, hidden = c.layers("num_hidden_layers"), c.need("hidden_size")
-    hashed = c.number("num_hash_layers", 3)
-    chosen = fine_experts(c, correction_bias=True)
+    hashed, chosen = c.number("num_hash_layers", 3), fine_experts(c, correction_bias=True)
     named = replace(chosen, correction_bias=False, hashed=c.need("vocab_size"))
     blocks = [Block(_compressed_attention(c, ratio), named if i < hashed else chosen) for i, ratio in enumerate(_ratios(c, count))]
-    model = replace(decoder(c, blocks), hyper=Hyper(c.number("hc_mult", 4) or 1))
-    streams = model.hyper.streams if model.hyper else 1
+    plain, streams = decoder(c, blocks), c.number("hc_mult", 4) or 1
     shapes = ((streams, streams * hidden), (streams,), (1,))
     extras = tuple(Extra(f"hc_head.{i}", shape, part="hyper-connections") for i, shape in enumerate(shapes))
-    return with_prediction_layers(
-        c, model, "num_nextn_predict_layers", block=Block(_compressed_attention(c, 0), chosen, extras=extras)
-    )
+    further = Block(_compressed_attention(c, 0), chosen, extras=extras)
+    return with_prediction_layers(c, replace(plain, hyper=Hyper(streams)), "num_nextn_predict_layers", block=further)
 
 
 def _ratios(c: Fields, count: int) -> list[int]:
@@ -106,10 +93,8 @@ def _compressed_attention(c: Fields, ratio: int) -> Attention:
     window, groups = c.number("sliding_window", 128), c.need("o_groups")
     made = Compressed(c.need("q_lora_rank"), c.need("qk_rope_head_dim"), ratio, window, groups, c.need("o_lora_rank"))
     indexer = Indexer(c.need("index_n_heads"), c.need("index_head_dim"), c.need("index_topk"))
-    width = c.need("head_dim")
-    return Attention(
-        c.need("num_attention_heads"), 1, width, width, sinks=True, indexer=indexer if made.overlap > 1 else None, compressed=made
-    )
+    width, count, used = c.need("head_dim"), c.need("num_attention_heads"), indexer if made.overlap > 1 else None
+    return Attention(count, 1, width, width, sinks=True, indexer=used, compressed=made)
 
 
 @family("KimiLinearForCausalLM", shared=("linear_attn_config",))
@@ -117,8 +102,7 @@ def _kimi_linear(c: Fields) -> Model:
     """Read layers of linear attention, some of latent attention, and K3's gates, narrower experts and look back over blocks."""
     count = c.layers("num_hidden_layers")
     c = c.with_(num_experts_per_tok=c.get("num_experts_per_token") or c.get("num_experts_per_tok"))
-    extras, norms = _residuals(c, ("self_attention", "mlp")), 2
-    moe = _experts(c) if c.get("num_experts") is not None else mlp(c)
+    extras, norms, moe = _residuals(c, ("self_attention", "mlp")), 2, mlp(c) if c.get("num_experts") is None else _experts(c)
     # Which layers see everything: by number from 1, by name, or every fourth as transformers' class has it.
     linear, latent = _delta_net(c), replace(latent_attention(c), gate="element" if c.flag("mla_use_output_gate") else "")
     section = c.section("linear_attn_config")
@@ -162,7 +146,6 @@ def _residuals(c: Fields, places: tuple[str, ...]) -> tuple[Extra, ...]:
     return tuple(Extra(f"{place}_res_{kind}.weight", shape) for place in places for kind, shape in kinds)
 
 
-register_vision(
-    "KimiK25ForConditionalGeneration", partial(latent_decoder, correction_bias=True), moonvit, sequence_parallel_moe=True
-)
+K2 = partial(latent_decoder, correction_bias=True)
+register_vision("KimiK25ForConditionalGeneration", K2, moonvit, sequence_parallel_moe=True)
 register_vision("KimiK3ForConditionalGeneration", _kimi_linear, moonvit2, "linear_attn_config")

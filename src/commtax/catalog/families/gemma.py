@@ -16,8 +16,7 @@ def _gemma2(c: Fields) -> Model:
 @family("Gemma3ForCausalLM")
 def _gemma3_text(c: Fields) -> Model:
     attention, every = heads(c, qk_norm="head"), c.number("sliding_window_pattern", 6) or 6
-    listed = c.get("layer_types")
-    blocks = layers(c, attention, mlp(c), 4) if listed else windowed_layers(c, attention, every, 4)
+    blocks = layers(c, attention, mlp(c), 4) if c.get("layer_types") else windowed_layers(c, attention, every, 4)
     return decoder(c, blocks, tied=True)
 
 
@@ -28,7 +27,12 @@ register_vision("Gemma3ForConditionalGeneration", _gemma3_text, siglip)
 def _gemma4_text(c: Fields) -> Model:
     """Read layers with and without a window, which differ in heads, where the last ones may share an earlier layer's cache."""
     count = c.layers("num_hidden_layers")
-    near, far = replace(heads(c, qk_norm="head"), window=c.number("sliding_window", 512)), _global_attention(c)
+    near = replace(heads(c, qk_norm="head"), window=c.number("sliding_window", 512))
+    shared = c.flag("attention_k_eq_v")  # what sees everything has wider heads, fewer where keys are the values
+    kv = c.number("num_global_key_value_heads", 0) if shared else 0
+    width = c.number("global_head_dim", 512) or 512
+    wide = c.with_(head_dim=width, num_key_value_heads=kv or c.get("num_key_value_heads"))
+    far = replace(heads(wide, qk_norm="head"), own_values=not shared)
     caching = count - min(count, c.number("num_kv_shared_layers", 0))
     # Which layers have a window: as listed, or five of six as transformers' class has it, and never the last.
     types = c.sequence("layer_types", count)
@@ -37,15 +41,6 @@ def _gemma4_text(c: Fields) -> Model:
     windowed = [t == "sliding_attention" for t in types] if types else [bool((i + 1) % 6) for i in range(count)]
     blocks = [_gemma4_block(c, near if t else far, i < caching) for i, t in enumerate([*windowed[:-1], False])]
     return replace(decoder(c, blocks, tied=True), extras=_inputs(c, count))
-
-
-def _global_attention(c: Fields) -> Attention:
-    """Return attention over everything: wider heads, fewer and without values' matrix where keys are the values."""
-    shared = c.flag("attention_k_eq_v")
-    kv = c.number("num_global_key_value_heads", 0) if shared else 0
-    width = c.number("global_head_dim", 512) or 512
-    wide = c.with_(head_dim=width, num_key_value_heads=kv or c.get("num_key_value_heads"))
-    return replace(heads(wide, qk_norm="head"), own_values=not shared)
 
 
 def _gemma4_block(c: Fields, attention: Attention, caches: bool) -> Block:
@@ -77,23 +72,18 @@ def _inputs(c: Fields, count: int) -> tuple[Extra, ...]:
 
 @family("Gemma4ForConditionalGeneration", shared=("vision_config",))
 def _gemma4(c: Fields) -> Model:
-    model, audio = with_tower(c, _gemma4_text(text_of(c)), gemma4_tower), c.section("audio_config")
-    if not audio:
-        return model
-    c.notes.append(Note("no-tower", "the audio tower is counted, and never priced"))
-    return replace(model, extras=(*model.extras, *_audio(audio, model.hidden)))
+    model = with_tower(c, _gemma4_text(text_of(c)), gemma4_tower)
+    if audio := c.section("audio_config"):
+        c.notes.append(Note("no-tower", "the audio tower is counted, and never priced"))
+        return replace(model, extras=(*model.extras, *_audio(audio, model.hidden)))
+    return model
 
 
 def _audio(c: Fields, hidden: int) -> tuple[Extra, ...]:
     """Return a conformer: two MLPs, attention with relative places and a convolution a layer, at the end the decoder's width."""
     width, layers, out = c.number("hidden_size", 1024), c.number("num_hidden_layers", 12), c.number("output_proj_dims", 1536)
-    matrices = {
-        "mlp": (4 * layers, 4 * width, width),
-        "attention": (5 * layers, width, width),
-        "convolution": (layers, 3 * width + c.number("conv_kernel_size", 5), width),
-        "norms": (8 * layers, width),
-        "input": (width, width),
-        "output": (out, width),
-        "projector": (hidden, out),
-    }
+    wide = 3 * width + c.number("conv_kernel_size", 5)
+    matrices: dict[str, tuple[int, ...]] = {"mlp": (4 * layers, 4 * width, width), "attention": (5 * layers, width, width)}
+    matrices |= {"convolution": (layers, wide, width), "norms": (8 * layers, width), "input": (width, width)}
+    matrices |= {"output": (out, width), "projector": (hidden, out)}
     return tuple(Extra(f"audio.{name}.weight", shape, part="tower", active=False) for name, shape in matrices.items() if all(shape))

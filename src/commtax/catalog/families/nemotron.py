@@ -7,8 +7,7 @@ from commtax.catalog.families.parts import MAX_LAYERS, MAX_PREDICTIONS, STATES, 
 from commtax.spec import Attention, Block, Experts, Extra, Mamba2, Mlp, Model
 
 KINDS = {"M": "M", "E": "E", "*": "*", "-": "-", "mamba": "M", "linear_attention": "M", "moe": "E", "attention": "*"}
-KINDS |= {"full_attention": "*", "mlp": "-"}
-"""Names of the kinds of layers: letters of a pattern, or words of a list."""
+KINDS |= {"full_attention": "*", "mlp": "-"}  # names of the kinds of layers: letters of a pattern, or words of a list
 WIDTH_STEP = 256  # widths that a multiple of the hidden one gives are rounded up to this (Nemotron-NAS)
 
 
@@ -28,7 +27,6 @@ def _nemotron_h(c: Fields) -> Model:
 
 
 def _pattern(c: Fields, words: str, letters: str) -> list[str]:
-    """Return the kinds of layers in order, as letters."""
     listed = c.get(words) or c.get("layer_types" if words == "layers_block_type" else letters) or c.get(letters)
     entries = [e for e in listed if e != "|"] if isinstance(listed, (list, str)) else []
     if len(entries) > MAX_LAYERS or not all(isinstance(e, str) and e in KINDS for e in entries):
@@ -38,28 +36,26 @@ def _pattern(c: Fields, words: str, letters: str) -> list[str]:
 
 
 def _block(c: Fields, kind: str) -> Block:
-    """Return one norm, and the single part that a layer has."""
-    if kind in "M*":
-        return Block(_mamba(c) if kind == "M" else _attention(c), None, 1)
-    return Block(None, _experts(c) if kind == "E" else Mlp(c.need("intermediate_size"), gated=False, bias=c.flag("mlp_bias")), 1)
+    if kind == "M":
+        sizes = c.need("mamba_num_heads"), c.need("mamba_head_dim"), c.need("n_groups"), c.need("ssm_state_size")
+        state = STATES.get(str(c.get("mamba_ssm_cache_dtype")), "")
+        bias = c.flag("mamba_proj_bias", c.flag("use_bias"))
+        return Block(Mamba2(*sizes, c.number("conv_kernel", 4) or 1, c.flag("use_conv_bias", True), bias, state), None, 1)
+    if kind == "*":
+        return Block(_attention(c), None, 1)
+    if kind == "-":
+        return Block(None, Mlp(c.need("intermediate_size"), gated=False, bias=c.flag("mlp_bias")), 1)
+    many = c.need("n_routed_experts"), c.need("num_experts_per_tok"), c.need("moe_intermediate_size")
+    shared, latent = (
+        c.number("n_shared_experts", 1) * c.number("moe_shared_expert_intermediate_size", 0),
+        c.number("moe_latent_size", 0),
+    )
+    # Without gates, and with a narrower width for the routed experts in the larger models.
+    return Block(None, Experts(*many, shared_intermediate=shared, gated=False, correction_bias=True, latent=latent), 1)
 
 
 def _attention(c: Fields) -> Attention:
     return heads(c.with_(head_dim=c.get("head_dim") or c.get("attention_head_dim")), bias=False)
-
-
-def _mamba(c: Fields) -> Mamba2:
-    sizes = c.need("mamba_num_heads"), c.need("mamba_head_dim"), c.need("n_groups"), c.need("ssm_state_size")
-    state = STATES.get(str(c.get("mamba_ssm_cache_dtype")), "")
-    bias = c.flag("mamba_proj_bias", c.flag("use_bias"))
-    return Mamba2(*sizes, c.number("conv_kernel", 4) or 1, c.flag("use_conv_bias", True), bias, state)
-
-
-def _experts(c: Fields) -> Experts:
-    """Return experts without gates, with a narrower width for the routed ones in the larger models."""
-    sizes = c.need("n_routed_experts"), c.need("num_experts_per_tok"), c.need("moe_intermediate_size")
-    shared = c.number("n_shared_experts", 1) * c.number("moe_shared_expert_intermediate_size", 0)
-    return Experts(*sizes, shared_intermediate=shared, gated=False, correction_bias=True, latent=c.number("moe_latent_size", 0))
 
 
 @family("DeciLMForCausalLM", "NemotronNASForCausalLM", shared=("block_configs",))
@@ -73,18 +69,14 @@ def _pruned_block(c: Fields, entry: object) -> Block:
     parts = entry if isinstance(entry, Mapping) else {}
     attention, ffn = (part if isinstance(part, Mapping) else {} for part in (parts.get("attention"), parts.get("ffn")))
     straight = sum(bool(part.get("replace_with_linear")) for part in (attention, ffn))
-    mixer = None if attention.get("no_op") or attention.get("replace_with_linear") else _grouped_attention(c, attention)
+    mixer = None
+    if not attention.get("no_op") and not attention.get("replace_with_linear"):
+        each, count = c.inside(attention).need("n_heads_in_group"), c.need("num_attention_heads")
+        window = c.inside(attention).number("window_length", 0)
+        mixer = replace(heads(c.with_(num_key_value_heads=max(1, count // each)), bias=False), window=window)
     mlp = None if ffn.get("no_op") or ffn.get("replace_with_linear") else Mlp(_width(c, c.inside(ffn)))
-    norms = sum(not part.get("no_op") for part in (attention, ffn))
-    hidden = c.need("hidden_size")
+    norms, hidden = sum(not part.get("no_op") for part in (attention, ffn)), c.need("hidden_size")
     return Block(mixer, mlp, norms, tuple(Extra(f"linear_{i}.weight", (hidden, hidden), part="mlp") for i in range(straight)))
-
-
-def _grouped_attention(c: Fields, attention: Mapping[str, object]) -> Attention:
-    """Return attention with ``n_heads_in_group`` query heads per key and value head."""
-    each, count = c.inside(attention).need("n_heads_in_group"), c.need("num_attention_heads")
-    window = c.inside(attention).number("window_length", 0)
-    return replace(heads(c.with_(num_key_value_heads=max(1, count // each)), bias=False), window=window)
 
 
 def _width(c: Fields, ffn: Fields) -> int:

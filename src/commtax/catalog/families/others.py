@@ -21,14 +21,13 @@ def _glm4_moe(c: Fields) -> Model:
     return parts.with_prediction_layers(c, model, "num_nextn_predict_layers")
 
 
-@parts.family("Glm4vMoeForConditionalGeneration", sequence_parallel_moe=True)
-def _glm4v_moe(c: Fields) -> Model:
-    return _glm4_moe(parts.text_of(c))
+parts.family("Glm4vMoeForConditionalGeneration", sequence_parallel_moe=True)(lambda c: _glm4_moe(parts.text_of(c)))
 
 
-@parts.family(
-    "MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM", shared=("hybrid_layer_pattern layer_types", "moe_layer_freq mlp_layer_types")
-)
+MIXTURE = "moe_layer_freq mlp_layer_types"
+
+
+@parts.family("MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM", shared=("hybrid_layer_pattern layer_types", MIXTURE))
 def _mimo_v2(c: Fields) -> Model:
     """Read keys wider than values, and layers with a window that have heads of their own, and sinks."""
     count = c.layers("num_hidden_layers")
@@ -55,7 +54,11 @@ def _unequal_head_attention(c: Fields, prefix: str) -> Attention:
 def _step(c: Fields) -> Model:
     """Read layers that have more heads with a window, a gate per head, and an output head in each layer that guesses further."""
     count = c.layers("num_hidden_layers")
-    near, far, moe, dense = _step_near(c), _step_heads(c), _step_experts(c), parts.mlp(c)
+    near, far = _step_near(c), _step_heads(c)
+    sizes = c.need("moe_num_experts", "num_experts", "n_routed_experts"), c.need("moe_top_k", "num_experts_per_tok")
+    width, shared = c.need("moe_intermediate_size"), c.number("share_expert_dim", c.number("share_expert_dims", 0))
+    biased = c.flag("use_moe_router_bias", True)
+    moe, dense = Experts(*sizes, width, shared_intermediate=shared, correction_bias=biased), parts.mlp(c)
     types = c.sequence("layer_types", count) or ["full_attention"] * count
     kinds = zip(types, _expert_layers(c, count), strict=True)
     model = parts.decoder(c, [Block(near if t == "sliding_attention" else far, moe if r else dense) for t, r in kinds])
@@ -70,7 +73,6 @@ def _step_heads(c: Fields) -> Attention:
 
 
 def _step_near(c: Fields) -> Attention:
-    """Return what ``attention_other_setting`` says of layers with a window."""
     other = c.section("attention_other_setting")
     sizes = {name: other.get(name) for name in ("num_attention_heads", "num_attention_groups", "head_dim")} if other else {}
     if not sizes and c.get("num_sliding_attention_heads") is not None:
@@ -81,18 +83,7 @@ def _step_near(c: Fields) -> Attention:
     return replace(_step_heads(near), window=c.number("sliding_window", 0))
 
 
-def _step_experts(c: Fields) -> Experts:
-    sizes = (
-        c.need("moe_num_experts", "num_experts", "n_routed_experts"),
-        c.need("moe_top_k", "num_experts_per_tok"),
-        c.need("moe_intermediate_size"),
-    )
-    shared = c.number("share_expert_dim", c.number("share_expert_dims", 0))
-    return Experts(*sizes, shared_intermediate=shared, correction_bias=c.flag("use_moe_router_bias", True))
-
-
 def _expert_layers(c: Fields, count: int) -> list[bool]:
-    """Return which layers have experts: numbers by commas, or all but the first."""
     listed = c.get("moe_layers_enum")
     if isinstance(listed, str):
         numbers = {int(part) for part in listed.split(",") if part.strip().isdigit()}
@@ -107,38 +98,31 @@ register_vision("Step3p7ForConditionalGeneration", _step, step_tower, "attention
 def _granite_hybrid(c: Fields) -> Model:
     """Read state-space layers with a few of attention between, all with an MLP of all tokens, maybe beside experts."""
     attention, shared = parts.heads(c, bias=False), c.number("shared_intermediate_size", 0)
-    ffn: Mlp | Experts = Mlp(shared or 1)
-    if c.number("num_local_experts", 0):
-        ffn = replace(parts.experts(c), shared_intermediate=shared)
+    mixture = c.number("num_local_experts", 0)
+    ffn: Mlp | Experts = replace(parts.experts(c), shared_intermediate=shared) if mixture else Mlp(shared or 1)
     kinds = c.pattern("layer_types", c.layers("num_hidden_layers"))
     if unknown := next((kind for kind in kinds if kind not in ("attention", "mamba", None)), None):
         c.bad.append(f"layer_types (attention or mamba, not {unknown!r})")
-    mamba = _granite_mamba(c) if "mamba" in kinds else None
+    mamba = None
+    if "mamba" in kinds:
+        count = c.need("mamba_n_heads")
+        auto = (c.number("mamba_expand", 2) or 2) * c.need("hidden_size") // count  # the widened state shared out
+        width = auto if c.get("mamba_d_head") in (None, "auto") else c.need("mamba_d_head")
+        rest = c.number("mamba_n_groups", 1) or 1, c.need("mamba_d_state"), c.number("mamba_d_conv", 4) or 1
+        mamba = Mamba2(count, width, *rest, c.flag("mamba_conv_bias", True), c.flag("mamba_proj_bias"))
     return parts.decoder(c, [Block(mamba if kind == "mamba" else attention, ffn) for kind in kinds])
-
-
-def _granite_mamba(c: Fields) -> Mamba2:
-    """Return a state space, where ``mamba_d_head`` "auto" shares the widened state out."""
-    count, width = c.need("mamba_n_heads"), c.get("mamba_d_head")
-    auto = (c.number("mamba_expand", 2) or 2) * c.need("hidden_size") // count
-    sizes = count, auto if width in (None, "auto") else c.need("mamba_d_head"), c.number("mamba_n_groups", 1) or 1
-    rest = c.need("mamba_d_state"), c.number("mamba_d_conv", 4) or 1
-    return Mamba2(*sizes, *rest, c.flag("mamba_conv_bias", True), c.flag("mamba_proj_bias"))
 
 
 @parts.family("Olmo3ForCausalLM", plain_residual=True)
 def _olmo3(c: Fields) -> Model:
     """Read three of four layers as windowed where no list says otherwise, as transformers' class has it."""
-    attention = parts.heads(c, bias=False, qk_norm="full")
-    return parts.decoder(
-        c, parts.layers(c, attention, parts.mlp(c)) if c.get("layer_types") else parts.windowed_layers(c, attention, 4, 2)
-    )
+    attention, listed = parts.heads(c, bias=False, qk_norm="full"), c.get("layer_types")
+    return parts.decoder(c, parts.layers(c, attention, parts.mlp(c)) if listed else parts.windowed_layers(c, attention, 4, 2))
 
 
 @parts.family("CohereForCausalLM")
 def _cohere(c: Fields) -> Model:
-    """Read one norm before both halves of a layer, which add up. The largest norms each head's queries and keys. Some configs have
-    8,192 positions beside a ``model_max_length`` of what the model was trained on, which engines take."""
+    """Read one norm before both halves of a layer, which add up, and a ``model_max_length``, which engines take."""
     attention = parts.heads(c, bias=False, qk_norm="full" if c.flag("use_qk_norm") else "")
     longest = c.number("model_max_length", 0) or c.get("max_position_embeddings")
     return parts.decoder(c.with_(max_position_embeddings=longest), parts.layers(c, attention, parts.mlp(c), norms=1), tied=True)
@@ -225,9 +209,7 @@ def _minimax_m2(c: Fields) -> Model:
     return parts.decoder(c, parts.layers(c, attention, moe))
 
 
-@parts.family(
-    "MiniMaxM3ForCausalLM", "MiniMaxM3SparseForCausalLM", shared=("sparse_attention_config", "moe_layer_freq mlp_layer_types")
-)
+@parts.family("MiniMaxM3ForCausalLM", "MiniMaxM3SparseForCausalLM", shared=("sparse_attention_config", MIXTURE))
 def _minimax_m3_text(c: Fields) -> Model:
     count = c.layers("num_hidden_layers")
     attention = parts.heads(c, qk_norm="head" if c.flag("use_qk_norm", True) else "")
@@ -251,9 +233,5 @@ def _selectors(c: Fields, count: int) -> list[Indexer | None]:
     return [chooser if chooses == 1 else None for chooses in section.pattern("sparse_attention_freq", count)]
 
 
-register_vision(
-    "MiniMaxM3SparseForConditionalGeneration",
-    _minimax_m3_text,
-    minimax_tower,
-    *("sparse_attention_config", "moe_layer_freq mlp_layer_types"),
-)
+M3 = ("sparse_attention_config", MIXTURE)
+register_vision("MiniMaxM3SparseForConditionalGeneration", _minimax_m3_text, minimax_tower, *M3)

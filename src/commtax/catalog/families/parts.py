@@ -45,29 +45,23 @@ class Fields:
 
     def need(self, *names: str) -> int:
         """Return a positive whole number under the first of the names that is present."""
-        name = next((name for name in names if self.get(name) is not None), None)
-        if name is not None:
+        if name := next((name for name in names if self.get(name) is not None), ""):
             return self.whole(name, 1, 1)
         self.bad.append(names[0])
         return 1
 
     def layers(self, *names: str) -> int:
         """Return the number of layers: bounded, because a list is made of them."""
-        count = self.need(*names)
-        if count > MAX_LAYERS:
-            self.bad.append(f"{names[0]}={count} (at most {MAX_LAYERS:,})")
-            return 1
-        return count
+        return self.at_most(MAX_LAYERS, names[0], self.need(*names), 1)
+
+    def at_most(self, most: int, name: str, value: int, default: int) -> int:
+        """Return the value, or the default where it is more than so much, and remember that."""
+        self.bad += [f"{name}={value} (at most {most:,})"] if value > most else []
+        return default if value > most else value
 
     def number(self, name: str, default: int, most: int = MAX_SIZE) -> int:
         """Return a whole number of at least 0, or the architecture's default where it is absent or null."""
-        if self.get(name) is None:
-            return default
-        value = self.whole(name, 0, default)
-        if value > most:
-            self.bad.append(f"{name}={value} (at most {most:,})")
-            return default
-        return value
+        return default if self.get(name) is None else self.at_most(most, name, self.whole(name, 0, default), default)
 
     def flag(self, name: str, default: bool = False) -> bool:
         value = self.get(name)
@@ -76,10 +70,8 @@ class Fields:
     def inner(self, name: str) -> Fields:
         """Return a nested section such as ``text_config``."""
         value = self.get(name)
-        if not isinstance(value, Mapping):
-            self.bad.append(name)
-            return self.inside({})
-        return self.inside(value)
+        self.bad += [] if isinstance(value, Mapping) else [name]
+        return self.inside(value if isinstance(value, Mapping) else {})
 
     def section(self, name: str) -> Fields | None:
         return self.inner(name) if self.get(name) is not None else None
@@ -87,27 +79,23 @@ class Fields:
     def sequence(self, name: str, length: int) -> list[object] | None:
         """Return a list with one entry a layer, or None where absent."""
         value = self.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, list) or len(value) < length:
-            self.bad.append(f"{name} (want {length} entries)")
-            return None
-        return value[:length]
+        if isinstance(value, list) and len(value) >= length:
+            return value[:length]
+        self.bad += [] if value is None else [f"{name} (want {length} entries)"]
+        return None
 
     def pattern(self, name: str, length: int) -> list[object]:
         """Return a list with one entry a layer that the family cannot do without."""
-        entries = self.sequence(name, length)
-        if entries is None and name not in self.config:
-            self.bad.append(name)
-        return entries or [None] * length
+        self.bad += [name] if name not in self.config else []
+        return self.sequence(name, length) or [None] * length
 
     def indices(self, name: str) -> set[int]:
         """Return a list of layers' numbers, empty where it is absent."""
         value = self.get(name)
-        if value is not None and not (isinstance(value, list) and all(type(entry) is int for entry in value)):
-            self.bad.append(f"{name} (want a list of layers' numbers)")
-            return set()
-        return set(value) if isinstance(value, list) else set()
+        if isinstance(value, list) and all(type(entry) is int for entry in value):
+            return set(value)
+        self.bad += [] if value is None else [f"{name} (want a list of layers' numbers)"]
+        return set()
 
     def default(self, name: str, value: str) -> None:
         """Note that an absent field has the value that the family's own code gives it, because it was not read."""
@@ -181,13 +169,10 @@ def experts(c: Fields) -> Experts:
 def layers(c: Fields, attention: Attention, ffn: Mlp | Experts, norms: int = 2) -> list[Block]:
     """Return one block a layer, with each layer's attention window as ``layer_types`` or the sliding fields list it."""
     count = c.layers("num_hidden_layers")
-    types = c.sequence("layer_types", count)
-    window = c.number("sliding_window", 0)
-    if types:
-        windows = [window if t == "sliding_attention" else 0 for t in types]
-    else:
-        windows = [window if c.flag("use_sliding_window", True) else 0] * count
-    return [Block(replace(attention, window=w), ffn, norms) for w in windows]
+    types, window = c.sequence("layer_types", count), c.number("sliding_window", 0)
+    near = replace(attention, window=window)
+    windowed = [kind == "sliding_attention" for kind in types] if types else [c.flag("use_sliding_window", True)] * count
+    return [Block(near if w else attention, ffn, norms) for w in windowed]
 
 
 def windowed_layers(c: Fields, attention: Attention, every: int, norms: int) -> list[Block]:
@@ -216,16 +201,13 @@ def chosen_layers(c: Fields, count: int, name: str) -> list[bool] | None:
 
 def text_of(c: Fields) -> Fields:
     """Return the decoder's section of a config for several kinds of input, with tied embeddings as stated there or outside it."""
-    text = c.inner("text_config")
-    outer = c.get("tie_word_embeddings")
+    text, outer = c.inner("text_config"), c.get("tie_word_embeddings")
     return text if outer is None or text.get("tie_word_embeddings") is not None else text.with_(tie_word_embeddings=outer)
 
 
 def predictor(block: Block, hidden: int, heads_of: int = 0) -> Block:
     """Return a layer that guesses one token further: it joins the last state and the next embedding, with three norms of its own.
-
-    ``heads_of``: rows of an output head of its own; 0: the model's is used.
-    """
+    ``heads_of``: rows of an output head of its own; 0: the model's is used."""
     joined = Extra("eh_proj.weight", (hidden, 2 * hidden), part="mtp")
     head = (Extra("shared_head.head.weight", (heads_of, hidden), "vocab", "head"),) if heads_of else ()
     return replace(block, num_norms=block.num_norms + 3, extras=(*block.extras, joined, *head))

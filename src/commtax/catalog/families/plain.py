@@ -2,17 +2,8 @@
 
 from dataclasses import replace
 
-from commtax.catalog.families.parts import (
-    ARCHITECTURES,
-    Fields,
-    Reader,
-    decoder,
-    experts,
-    family,
-    heads,
-    layers,
-    with_prediction_layers,
-)
+from commtax.catalog.families import parts
+from commtax.catalog.families.parts import ARCHITECTURES, Fields, Reader, decoder, family, heads, layers
 from commtax.catalog.families.vision import llama4_tower, pixtral_tower, register_vision
 from commtax.files import table
 from commtax.records import dataclass
@@ -47,15 +38,14 @@ class PlainFamily:
         qkv, out = _fact_flag(c, self.qkv_bias), _fact_flag(c, self.out_bias)
         attention = replace(heads(c), qkv_bias=qkv, out_bias=out, qk_norm=self.qk_norm, sinks=self.sinks)
         seen = c.with_(use_sliding_window=c.flag("use_sliding_window")) if self.windows_by_flag else c
-        blocks = layers(seen, attention, self._feed_forward(c), self.norms)
+        if self.experts:
+            sizes = c.need(self.experts), c.need("num_experts_per_tok", "experts_per_token"), c.need("intermediate_size")
+            ffn: Mlp | Experts = Experts(*sizes, bias=self.experts_bias, router_bias=self.experts_bias)
+        else:
+            ffn = Mlp(c.need("intermediate_size"), self.gated, _fact_flag(c, self.mlp_bias))
+        blocks = layers(seen, attention, ffn, self.norms)
         model = replace(decoder(c, blocks, self.tied, self.norm_bias), head_bias=self.head_bias)
-        return with_prediction_layers(c, model, self.predictions) if self.predictions else model
-
-    def _feed_forward(self, c: Fields) -> Mlp | Experts:
-        if not self.experts:
-            return Mlp(c.need("intermediate_size"), self.gated, _fact_flag(c, self.mlp_bias))
-        sizes = c.need(self.experts), c.need("num_experts_per_tok", "experts_per_token"), c.need("intermediate_size")
-        return Experts(*sizes, bias=self.experts_bias, router_bias=self.experts_bias)
+        return parts.with_prediction_layers(c, model, self.predictions) if self.predictions else model
 
 
 def _fact_flag(c: Fields, fact: Fact) -> bool:
@@ -82,7 +72,7 @@ def _llama4_text(c: Fields) -> Model:
     moe_layers = c.indices("moe_layers") or {i for i in range(count) if (i + 1) % step == 0}
     rotary = c.sequence("no_rope_layers", count) or [int((i + 1) % 4 != 0) for i in range(count)]
     width, attention = c.need("intermediate_size"), heads(c, bias=False)
-    moe, dense = replace(experts(c), shared_intermediate=width), Mlp(c.number("intermediate_size_mlp", width))
+    moe, dense = replace(parts.experts(c), shared_intermediate=width), Mlp(c.number("intermediate_size_mlp", width))
     blocks = [Block(replace(attention, window=chunk if rotary[i] else 0), moe if i in moe_layers else dense) for i in range(count)]
     return decoder(c, blocks)
 

@@ -2,14 +2,10 @@
 
 from dataclasses import replace
 
-from commtax.catalog.families.parts import STATES, Fields, decoder, family, heads, mlp, text_of, with_prediction_layers
+from commtax.catalog.families.parts import STATES, Fields, decoder, family, heads, mlp, with_prediction_layers
 from commtax.catalog.families.plain import reader
 from commtax.catalog.families.vision import qwen25_tower, qwen_tower, register_vision
-from commtax.spec import Attention, Block, DeltaNet, Experts, Mixer, Mlp, Model
-
-
-def _qwen_moe(c: Fields, attention: Attention, shared: int) -> Model:
-    return decoder(c, [Block(attention, ffn) for ffn in _feed_forwards(c, shared)])
+from commtax.spec import Block, DeltaNet, Experts, Mlp, Model
 
 
 def _feed_forwards(c: Fields, shared: int) -> list[Mlp | Experts]:
@@ -23,17 +19,18 @@ def _feed_forwards(c: Fields, shared: int) -> list[Mlp | Experts]:
 
 @family("Qwen2MoeForCausalLM")
 def _qwen2_moe(c: Fields) -> Model:
-    return _qwen_moe(c, replace(heads(c), qkv_bias=True), c.need("shared_expert_intermediate_size"))
+    attention = replace(heads(c), qkv_bias=True)
+    return decoder(c, [Block(attention, ffn) for ffn in _feed_forwards(c, c.need("shared_expert_intermediate_size"))])
 
 
 @family("Qwen3MoeForCausalLM", sequence_parallel_moe=True)
 def _qwen3_moe(c: Fields) -> Model:
-    return _qwen_moe(c, heads(c, bias=False, qk_norm="head"), 0)
+    attention = heads(c, bias=False, qk_norm="head")
+    return decoder(c, [Block(attention, ffn) for ffn in _feed_forwards(c, 0)])
 
 
 @family("Qwen3NextForCausalLM", "Qwen3_5MoeForCausalLM", sequence_parallel_moe=True)
 def _qwen3_next(c: Fields) -> Model:
-    """Linear attention, full attention with a gated output every few layers, experts in all."""
     return _hybrid(c, _feed_forwards(c, c.number("shared_expert_intermediate_size", 0)))
 
 
@@ -45,33 +42,24 @@ def _qwen35(c: Fields) -> Model:
 def _hybrid(c: Fields, feed_forwards: list[Mlp | Experts]) -> Model:
     attention = heads(c, bias=False, qk_norm="head")
     full = replace(attention, gate="element" if c.flag("attn_output_gate", True) else "")
-    blocks = [Block(mixer, ffn) for mixer, ffn in zip(_mixers(c, full, len(feed_forwards)), feed_forwards, strict=True)]
-    further = Block(full, feed_forwards[-1])
-    return with_prediction_layers(c, decoder(c, blocks), "mtp_num_hidden_layers", "num_nextn_predict_layers", block=further)
-
-
-def _mixers(c: Fields, full: Attention, count: int) -> list[Mixer]:
-    """Return mixers by name, or full attention in every ``full_attention_interval``-th layer, 4 in transformers' classes."""
     counts = c.need("linear_num_key_heads"), c.need("linear_num_value_heads")
     state = STATES.get(str(c.get("mamba_ssm_dtype")), "")
     dims = c.need("linear_key_head_dim"), c.need("linear_value_head_dim")
     linear = DeltaNet(*counts, *dims, c.number("linear_conv_kernel_dim", 4) or 1, state_dtype=state)
-    types = c.sequence("layer_types", count)
-    if types:
-        return [linear if kind == "linear_attention" else full for kind in types]
-    every = c.number("full_attention_interval", 0)
-    if not every:
-        c.default("full_attention_interval", "4")
-    return [linear if (i + 1) % (every or 4) else full for i in range(count)]
-
-
-def _section(c: Fields) -> Fields:
-    """Return text fields in a section of their own, or in older configs beside the tower's."""
-    return text_of(c) if c.get("text_config") is not None else c
+    if types := c.sequence("layer_types", len(feed_forwards)):
+        is_linear = [kind == "linear_attention" for kind in types]
+    else:  # full attention in every 4th layer, as in transformers' classes
+        every = c.number("full_attention_interval", 0)
+        if not every:
+            c.default("full_attention_interval", "4")
+        is_linear = [(i + 1) % (every or 4) > 0 for i in range(len(feed_forwards))]
+    blocks = [Block(linear if near else full, ffn) for near, ffn in zip(is_linear, feed_forwards, strict=True)]
+    further = Block(full, feed_forwards[-1])
+    return with_prediction_layers(c, decoder(c, blocks), "mtp_num_hidden_layers", "num_nextn_predict_layers", block=further)
 
 
 register_vision("Qwen3_5MoeForConditionalGeneration", _qwen3_next, qwen_tower, "mamba_ssm_dtype", sequence_parallel_moe=True)
 register_vision("Qwen3_5ForConditionalGeneration", _qwen35, qwen_tower, "mamba_ssm_dtype")
 register_vision("Qwen3VLForConditionalGeneration", reader("Qwen3ForCausalLM"), qwen_tower)
 register_vision("Qwen3VLMoeForConditionalGeneration", _qwen3_moe, qwen_tower, sequence_parallel_moe=True)
-register_vision("Qwen2_5_VLForConditionalGeneration", reader("Qwen2ForCausalLM"), qwen25_tower, text=_section)
+register_vision("Qwen2_5_VLForConditionalGeneration", reader("Qwen2ForCausalLM"), qwen25_tower, flat=True)

@@ -10,7 +10,6 @@ from commtax.statement import Note
 
 TowerMaker = Callable[[Fields, int, Fields], Tower]
 """A tower from its section of a config, the decoder's width, and the config around."""
-Text = Callable[[Fields], Fields]
 UNBIASED = {"bias": False, "norm_bias": False, "patch_bias": False, "last_norm": False}
 
 
@@ -49,22 +48,14 @@ def _tensors(v: Vit) -> tuple[TowerTensor, ...]:
     rows += _weight_and_bias("vision.fc1", (v.intermediate, h), (1 + v.gated) * v.layers, v.bias)
     rows += _weight_and_bias("vision.fc2", (h, v.intermediate), v.layers, v.bias)
     rows.append(("vision.norms", (h,), norm * v.norms * v.layers))
-    if v.last_norm:
-        rows.append(("vision.last_norm", (h,), norm))
-    if v.patch_bias:
-        rows.append(("vision.patch.bias", (h,), 1))
-    if v.class_token:
-        rows.append(("vision.class_token", (h,), 1))
-    if v.first_norm:
-        rows.append(("vision.first_norm", (h,), norm))
-    if v.qk_norm:
-        rows.append(("vision.qk_norm", (width // v.heads,), 2 * v.layers))
+    rows += [("vision.last_norm", (h,), norm)] * v.last_norm + [("vision.patch.bias", (h,), 1)] * v.patch_bias
+    rows += [("vision.class_token", (h,), 1)] * v.class_token + [("vision.first_norm", (h,), norm)] * v.first_norm
+    rows += [("vision.qk_norm", (width // v.heads,), 2 * v.layers)] * v.qk_norm
     return tuple(row for row in rows if all(row[1]))
 
 
 def _weight_and_bias(name: str, shape: tuple[int, int], count: int, bias: bool = True) -> list[TowerTensor]:
-    rows: list[TowerTensor] = [(f"{name}.weight", shape, count)]
-    return [*rows, (f"{name}.bias", shape[:1], count)] if bias else rows
+    return [(f"{name}.weight", shape, count), *[(f"{name}.bias", shape[:1], count)] * bias]
 
 
 def chain(name: str, widths: tuple[int, ...], bias: bool, count: int = 1) -> tuple[TowerTensor, ...]:
@@ -74,21 +65,19 @@ def chain(name: str, widths: tuple[int, ...], bias: bool, count: int = 1) -> tup
 
 
 def register_vision(
-    name: str, read: Reader, make: TowerMaker, *shared: str, sequence_parallel_moe: bool = False, text: Text = text_of
+    name: str, read: Reader, make: TowerMaker, *shared: str, sequence_parallel_moe: bool = False, flat: bool = False
 ) -> None:
-    """Enter an architecture whose decoder, the section ``text``, stands behind a tower, or alone without one."""
-
+    """Enter an architecture whose decoder stands behind a tower, or alone, in a section that ``flat`` configs may lack."""
     entered = family(name, sequence_parallel_moe=sequence_parallel_moe, shared=("vision_config", *shared))
-    entered(lambda c: with_tower(c, read(text(c)), make))
+    entered(lambda c: with_tower(c, read(c if flat and c.get("text_config") is None else text_of(c)), make))
 
 
 def with_tower(c: Fields, model: Model, make: TowerMaker) -> Model:
     """Return a decoder behind the tower that its config describes."""
-    vision = c.section("vision_config")
-    if vision is None:
-        c.notes.append(Note("no-tower", "the vision tower is left out: the config has no vision_config"))
-        return model
-    return replace(model, tower=make(vision, model.hidden, c))
+    if vision := c.section("vision_config"):
+        return replace(model, tower=make(vision, model.hidden, c))
+    c.notes.append(Note("no-tower", "the vision tower is left out: the config has no vision_config"))
+    return model
 
 
 def siglip(v: Fields, hidden: int, c: Fields) -> Tower:
@@ -170,7 +159,6 @@ def moonvit(v: Fields, hidden: int, _c: Fields) -> Tower:
 
 
 def _patches_per_token(v: Fields) -> int:
-    """Return the patches of a token: the sides of the kernel that merges them."""
     sides = v.get("merge_kernel_size")
     if sides is None:
         return 4
