@@ -183,8 +183,8 @@ class ClosedLoop(Answer):
         part = prompt if name == "ttft_s" else np.maximum(decode, decode + (prompt - decode) * self.mixed_share)
         host, mixture, metric = self.question.engine.host, self.question.model.experts is not None, name.removesuffix("_s")
         pooled = host.pooled and not host.host_label  # then groups that were left out of the fit tell it, the widest of its chips'
-        told = [transferred_sigma(setting, metric, mixture) for setting in self.settings] if pooled else []
-        whole_run = max(told) if pooled else getattr(host, f"sigma_{metric}{'_moe' if mixture else ''}")
+        deviations = [transferred_sigma(setting, metric, mixture) for setting in self.settings] if pooled else []
+        whole_run = max(deviations) if pooled else getattr(host, f"sigma_{metric}{'_moe' if mixture else ''}")
         whole = np.maximum(whole_run, part) if pooled or self.measured_here else np.hypot(whole_run, part)
         sigma = np.hypot(whole, 0.0 if name == "ttft_s" else draft_width(self.question) / Z80)
         return self.learnt[metric].sigma_beside(sigma) if self.learnt else sigma
