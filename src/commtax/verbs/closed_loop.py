@@ -438,6 +438,7 @@ def imagined(answer: ClosedLoop) -> list[RunLesson]:
 
     made = []
     for i, metric in product(range(len(loads[0])), LATENCIES):
+        clients, prompt, output = (float(x[i]) for x in loads)
         seconds, by_constant = at(getattr(answer, f"{metric}_s"), i), {name: at(x, i) for name, x in slopes[metric].items()}
-        made.append(RunLesson(where, metric, *(float(x[i]) for x in loads), seconds, seconds, 0.0, by_constant))
+        made.append(RunLesson(where, metric, clients, prompt, output, seconds, seconds, 0.0, by_constant))
     return made

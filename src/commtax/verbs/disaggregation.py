@@ -195,10 +195,11 @@ def wire_of(q: Question, apart: Disaggregation, tokens: Number, prompt_s: Number
         page = q.limits.block_size or q.engine.memory.block_size
         pieces = pieces_sent(q.model, carrier, program_of(q.engine).key, tokens, page, plan.tp, ahead.tp)
         posted_s = carrier.piece_s * posted_pieces(carrier, pieces, plan.tp, ahead.tp)
-    kind, stages = carrier.stages.get(program_of(q.engine).key, ""), 1  # parts in which a cache leaves as they are computed
-    if kind:
-        stages = q.model.num_layers if kind == "layers" else np.ceil(tokens / chunk_tokens(q, np.maximum(1, tokens)))
-    hidden = hidden_s(posted_s + moving_s, prompt_s, stages)
+    kind = carrier.stages.get(
+        program_of(q.engine).key, ""
+    )  # whether parts of a cache leave as they are computed, or all of it then
+    chunks = np.ceil(tokens / chunk_tokens(q, np.maximum(1, tokens))) if kind == "chunks" else 1
+    hidden = hidden_s(posted_s + moving_s, prompt_s, q.model.num_layers if kind == "layers" else chunks)
     alone_s = q.engine.host.handover_s + latency_s + carrier.transfer_s + posted_s + moving_s - hidden
     lone = lone_ranks(q.model, ahead)
     out_s, in_s = nbytes * lone / (ahead.num_gpus * sent_Bps), nbytes / (plan.num_gpus * taken_Bps)

@@ -327,7 +327,7 @@ def points(text: str) -> tuple[str, tuple[float, ...]]:
         raise Refusal.of("write request-rate=1:64, request-rate=1,2,4 or concurrency=1:256", sweep=text[:60])
     ends = rest.split(":")
     numbers = [_value(part, name) for part in (ends if len(ends) == 2 else rest.split(","))]
-    numbers = list(_values_between(*numbers, name)) if len(ends) == 2 else numbers
+    numbers = list(_values_between(name, *numbers)) if len(ends) == 2 else numbers
     if len(numbers) > MOST_POINTS:
         raise Refusal(f"sweep: {len(numbers)} values, and at most {MOST_POINTS} are simulated", "sweep", (MOST_POINTS,))
     return name, tuple(sorted(dict.fromkeys(numbers)))
@@ -343,7 +343,7 @@ def _value(text: str, name: str) -> float:
     return value
 
 
-def _values_between(low: float, high: float, name: str) -> Iterator[float]:
+def _values_between(name: str, low: float, high: float) -> Iterator[float]:
     if high < low:
         raise Refusal.about(sweep=f"{low:g}:{high:g}: the least comes first; nearest valid: {high:g}:{low:g}")
     for i in range(int(2 * log(high / low, 2) + 1e-9) + 1):  # half octaves, and whole ones of clients

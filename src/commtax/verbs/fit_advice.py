@@ -86,7 +86,7 @@ def limits_worth_changing(judged: Fit, gain: Callable[[Changes], float], room: C
 def with_limits(q: Settled, changes: Changes) -> Settled:
     """Return a question with all limits explicit and some changed. A share of memory that the engine chose is chosen anew."""
     usual = limits_of(replace(q, limits=replace(q.limits, gpu_memory_utilization=0.0)))
-    changed = replace(q, limits=replace(q.limits, **({SHARE: 0.0} if usual == q.limits else {}) | changes))
+    changed = replace(q, limits=replace(q.limits, **{**({SHARE: 0.0} if usual == q.limits else {}), **changes}))
     return replace(changed, limits=limits_of(changed))
 
 

@@ -74,9 +74,11 @@ def difference(first: Profile, second: Profile) -> ProfileDifference:
     rows = ((name, words[0].get(name, ""), words[1].get(name, "")) for name in {**words[0], **words[1]})
     runs = [_by_run(profile.lessons) for profile in (first, second)]
     pairs = ((runs[0].get(key), runs[1].get(key)) for key in {**runs[0], **runs[1]})
-    latencies = tuple(LatencyDifference(b or a, a and a.measured_s, b and b.measured_s) for a, b in pairs)
+    latencies = (
+        LatencyDifference(run, a.measured_s if a else None, b.measured_s if b else None) for a, b in pairs if (run := b or a)
+    )
     unequal = tuple(row for row in rows if row[1] != row[2]), tuple(x for x in constants if x.before != x.after)
-    return ProfileDifference(first, second, *unequal, latencies)
+    return ProfileDifference(first, second, *unequal, tuple(latencies))
 
 
 def constants_of(profile: Profile) -> dict[str, float]:

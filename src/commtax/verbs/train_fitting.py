@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby, product
 from typing import ClassVar, Literal, Unpack
