@@ -173,14 +173,12 @@ def _documents(text: str, name: str) -> tuple[list[str], list[Json]]:
 
 
 def _number(value: Json) -> float:
-    """Return the number in a cell or in JSON, NaN where it is none."""
     with suppress(ValueError, OverflowError):
         return nan if value is None or isinstance(value, (bool, list, dict)) else float(value)
     return nan
 
 
 def _moment(text: Json) -> float:
-    """Return the seconds of an ISO 8601 date with its time, in UTC where it has no zone."""
     with suppress(ValueError, OverflowError):
         moment = datetime.fromisoformat(str(text).strip())
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
@@ -195,7 +193,6 @@ def _check(table: _RequestTable, side: int, holds: Array, rule: str) -> None:
 
 
 def _whole_ids(ids: Json) -> tuple[int, ...] | None:
-    """Return ids as whole numbers of 64 bits, or None where one of them is not."""
     texts = [i for i in list_of(ids) if type(i) is int or type(i) is str]
     with suppress(ValueError):
         whole = tuple(map(int, texts))
@@ -205,7 +202,6 @@ def _whole_ids(ids: Json) -> tuple[int, ...] | None:
 
 
 def _usable(stream: RequestStream, name: str) -> RequestStream:
-    """Return the requests that were answered in the order of their arrival, with notes on what that changed."""
     failed = int((stream.output_len == 0).sum())
     if failed == len(stream):
         raise Refusal(f"{name}: no request has an answer", "trace")

@@ -137,7 +137,6 @@ def _seconds(order: OperationOrder, t: _OperationTable, times: Durations, full: 
 def _progress(
     t: _OperationTable, needs: list[int], lag: list[float], also: list[int], also_lag: list[float], seconds: list[float]
 ) -> tuple[list[float], list[float]]:
-    """Advance a rank until an input is missing, and wake it by the rank that makes that input."""
     count, ranks = len(needs), len(t.ends)
     start, end, waiting = [0.0] * count, [-1.0] * count, [-1] * count
     leads, stops = t.leads.tolist(), t.ends

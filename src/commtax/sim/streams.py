@@ -68,7 +68,6 @@ def draw_pairs(inputs: Lengths, outputs: Lengths, count: int, rng: np.random.Gen
 
 
 def _lengths_at(lengths: Lengths, z: Array) -> Array:
-    """Return the lengths at places of a standard normal: the inverse of a distribution at Phi(z)."""
     if lengths.kind == "lognormal":
         with np.errstate(over="ignore"):  # what is too long is cut below
             real = np.exp(log(lengths.mean) - lengths.sigma**2 / 2 + lengths.sigma * z)
@@ -82,7 +81,6 @@ def _lengths_at(lengths: Lengths, z: Array) -> Array:
 
 
 def _share_below(z: Array) -> Array:
-    """Return Phi(z), the standard normal's distribution."""
     return np.asarray(_erf(z / sqrt(2)), dtype=np.float64) * 0.5 + 0.5
 
 

@@ -302,7 +302,6 @@ def flight_notes(q: Question) -> Iterator[Note]:
 
 
 def _untaken(plain: Bill, q: Question) -> list[Note]:
-    """Return a note on a profile whose collectives are not the ones that run."""
     profile, comm = q.profile, [x for x in plain.items if x.kind == "comm"]
     if q.trains or not profile or not profile.libraries or not comm or any(x.source.basis == profile.label.basis for x in comm):
         return []

@@ -262,7 +262,6 @@ def _disaggregated_loop(q: Settled, load: ClosedLoopLoad, kv: Number, most: Numb
 
 
 def _split(q: Settled, enough: Number) -> Disaggregation | None:
-    """Return both kinds of workers. Where the number that decode is not set, it is ``enough``."""
     wanted = q.requests
     check_apart(q)
     if not wanted.disaggregated:

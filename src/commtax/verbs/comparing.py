@@ -178,7 +178,6 @@ def compare_question(put: Question, over: list[str], **fixed: int | None) -> Com
 
 
 def _cell(put: Question, at: Mapping[str, int | str], fixed: Mapping[str, int | None]) -> ComparedBill:
-    """Price one combination. ``global_batch`` and ``local_tokens`` become sequences, the latter one a microbatch."""
     cell, numbers = tuple(at.values()), {**fixed, **{name: value for name, value in at.items() if isinstance(value, int)}}
     total, tokens = (numbers.pop(name, None) for name in ("global_batch", "local_tokens"))
     try:
@@ -439,7 +438,7 @@ def _flips(plans: list[PlanOnLink], batch: int) -> list[BreakEven]:
     grids: dict[str, np.ndarray] = {"batch": np.arange(1, MOST_BATCH + 1), "context": lengths, "bandwidth_scale": scales}
     flips = []
     for axis, (changed, grid) in zip(("sequences", "context", "bandwidth"), grids.items(), strict=True):
-        varied = {"batch": batch, changed: grid}
+        varied: dict[str, Number] = {"batch": batch, changed: grid}
         room = {a.name: a.num_fitting(batch, changed, grid) for a in plans}
         # A plan that sends nothing has one step for all.
         steps = {a.name: price(a.step(**varied)).step_s + 0.0 * grid for a in plans}

@@ -56,12 +56,10 @@ class EngineUsage:
 
 def usage_of(o: RequestsInTime) -> EngineUsage:
     """Return what the engines that decode did. Prompt workers of disaggregated serving count in the hit rate alone."""
-    log, workers = o.log, o.fleet.workers
-    seconds = figures.seconds(log)
+    log, workers, preemptions = o.log, o.fleet.workers, o.columns["preemptions"]
+    seconds, in_use = figures.seconds(log), 1 - log["free"] / max(1, workers.rules.blocks)
     total = max(float(seconds.sum()), 1e-12)
     lanes = workers.count * (workers.stages if workers.stages > 1 else workers.ranks)
-    in_use = 1 - log["free"] / max(1, workers.rules.blocks)
-    preemptions = o.columns["preemptions"]
     return EngineUsage(
         busy=min(1.0, total / (lanes * max(o.duration_s, 1e-12))),
         mean_batch=o.mean_running,
@@ -112,7 +110,6 @@ def timeline_of(o: RequestsInTime, most: int = MOST_SLICES) -> tuple[Timeline, i
 
 
 def _engine_logs(engines: list[Replica], workers: Workers, title: str) -> Iterator[tuple[Columns, list[str], int, str]]:
-    """Yield each engine's log, the name of its lane row by row, the blocks of its cache, and its own name."""
     inner = " stage {}" if workers.stages > 1 else " rank {}" if workers.ranks > 1 else ""
     for place, engine in enumerate(engines):
         log, owner = figures.segments([engine]), f"{title} {place}"
@@ -213,7 +210,6 @@ def _mean_waits(o: RequestsInTime, rows: Array, logs: Mapping[int, Columns]) -> 
 
 
 def _life(o: RequestsInTime, i: int, logs: Mapping[int, Columns]) -> Iterator[tuple[str, float]]:
-    """Yield the causes of a request's wait, from sending to its first token, with their seconds."""
     book, columns = o.ran.book, o.columns
     sent, started, first = book.sent_s[i], book.started_s[i], book.first_s[i]
     moved = min(float(columns["transfer_s"][i]), first - started)
@@ -393,11 +389,9 @@ class Slo:
         return {f.name: value for f in fields(self) if isfinite(value := getattr(self, f.name))}
 
     def share(self, o: RequestsInTime) -> float:
-        """Return the share of the requests that keep to all limits."""
         return o.within(self.ttft_s, self.tpot_s, self.e2e_s)
 
     def goodput(self, o: RequestsInTime) -> float:
-        """Return the requests/s that keep to all limits."""
         return self.share(o) * o.requests_per_s
 
     def kept(self, o: RequestsInTime) -> bool:
@@ -413,8 +407,7 @@ class Slo:
         if shares[2] >= NEEDED or shares[0] < NEEDED:
             return UPPER if shares[2] >= NEEDED else 1 - UPPER
         from_ = 1 if shares[1] >= NEEDED else 0  # the end from which on steps become too long
-        part = (shares[from_] - NEEDED) / (shares[from_] - shares[from_ + 1])
-        return probability_of(from_ - 1 + part)
+        return probability_of(from_ - 1 + (shares[from_] - NEEDED) / (shares[from_] - shares[from_ + 1]))
 
 
 def slo_of(words: Iterable[str], slo: Slo = Slo()) -> Slo:  # noqa: B008

@@ -192,7 +192,6 @@ def _expectation(op: str, sent: str, nbytes: Number, size: int, place: Cluster, 
 
 
 def _as_requested(op: str, library: str, technique: str) -> tuple[str, str, str]:
-    """Return the collective, the library whose kernels carry it, and the algorithm of a fused one ("": nothing is fused)."""
     on = changes_of(technique) if technique else {}
     if on.keys() - {"fused_reduce", "library"}:
         raise Refusal(f"technique '{technique[:40]}': changes more than one collective, and expect prices one", "technique")
@@ -205,7 +204,6 @@ def _as_requested(op: str, library: str, technique: str) -> tuple[str, str, str]
 
 
 def _fused(place: Cluster, library: str, algorithm: str) -> Fabric:
-    """Return the kernel that all-reduces and norms: the one that is named, in its version, else the one for these chips."""
     name = library if library.partition("@")[0] in catalog.keys("fusions") else ""
     if kernel := fused_fabric(catalog.fusion(place, name), algorithm):
         return kernel

@@ -93,7 +93,6 @@ def _remedy(b: StepBill, top: Line, what_ifs: list[Counterfactual]) -> str:
 
 
 def _compute_words(b: StepBill) -> str:
-    """Describe what binds the compute part: reading weights and cache, arithmetic, or fixed costs of kernels and host."""
     compute = [(float(x.item.count), x) for x in b.items if x.kind != "comm"]
     fixed, moving = sum(n * float(x.fixed_s) for n, x in compute), sum(n * float(x.moving_s) for n, x in compute)
     read = sum(n * float(x.item.nbytes) for n, x in compute) / b.question.cluster.chip.memory_Bps
@@ -311,7 +310,6 @@ def causes(b: StepBill, measured_mfu: float) -> list[PossibleSlowdown]:
 
 
 def _slowdowns(b: StepBill) -> Iterator[Counterfactual]:
-    """Yield what-ifs that slow a step down, and happen or do not."""
     q, plan, cluster, engine = b.question, b.question.plan, b.question.cluster, b.question.engine
     for axis in b.async_axes:
         if comm_of(b, axis):
@@ -329,7 +327,6 @@ def _slowdowns(b: StepBill) -> Iterator[Counterfactual]:
 
 
 def _sized_slowdowns(b: StepBill, gap: float) -> Iterator[PossibleSlowdown]:
-    """Yield causes with a size: the size that closes the gap."""
     now, compute = float(b.step_s), float(b.compute_s)
     rate, step = compute / (compute + gap), now + gap
     yield PossibleSlowdown("kernels are slower than modelled", step, 1.0, f"all at {rate:.0%} of the modelled rate")

@@ -123,7 +123,6 @@ def _segment(line: Line, share: float) -> LayerSegment:
 
 
 def _order_segments(segments: list[LayerSegment]) -> list[LayerSegment]:
-    """Order attention before the feed-forward part, with norms before each."""
     norms = [s.share_of(0.5, s.name.replace("norms", "norm")) for s in segments if s.part == "norms"]
     others = sorted((s for s in segments if s.part != "norms"), key=lambda s: ORDER.get(s.line.item.place, len(ORDER)))
     return [*norms, *(s for s in others if s.part not in SECOND), *norms, *(s for s in others if s.part in SECOND)]
@@ -368,7 +367,6 @@ def formula(line: Line, chip: Chip) -> str:
 
 
 def _per_call_words(line: Line, chip: Chip) -> str:
-    """Write latency, and bytes over the rate at which they move, or FLOPs where arithmetic binds."""
     fixed, seconds, item = float(line.fixed_s), float(line.moving_s), line.item
     nbytes, flops, ranks = float(item.nbytes), float(line.flops), int(item.ranks)
     if seconds <= 0:
@@ -461,7 +459,6 @@ def _tp_why(b: StepBill, formula: float) -> str:
 
 
 def _served_lesson(b: StepBill) -> list[LessonRow]:
-    """Return rows of a served step: of the training lesson, bytes over bandwidth and the TP tax of a forward pass apply."""
     lines = [x for x in b.items if x.kind == "comm" and x.item.axis == "tp" and x.item.op == "all-reduce"]
     if not lines:
         return []

@@ -116,12 +116,10 @@ def limit_costs(roomier: Fit, judged: Fit) -> str:
 
 
 def _advise(settings: Sequence[OptionValue], why: str = "") -> Note:
-    """Return options to set, and why in brackets."""
     return words("advice", settings=settings, why=f" ({why})" * bool(why))
 
 
 def _advice(failed: Fit) -> list[Note]:
-    """Return the nearest changes that would make it fit, each tried, as options to set."""
     q, room = failed.question, failed.question.limits
     if failed.over_bytes:
         left = room.kv_cache_memory_bytes - failed.over_bytes

@@ -138,7 +138,6 @@ def stream_of(q: Question) -> RequestStream:
 
 
 def _lengths(mean: object, spread: object) -> Lengths:
-    """Return lengths that vary by a share of their mean to either side."""
     mean, spread = float(mean), float(spread)  # type: ignore[arg-type]
     low = max(1.0, round(mean * (1 - spread)))
     high = round(2 * mean - low)  # as far above as below: none is shorter than 1 token, and the mean is what was asked

@@ -25,7 +25,6 @@ from commtax.spec import Cluster, Engine, Model, Number, Profile, RunLesson
 
 
 def _change(before: float | None, after: float | None) -> float | None:
-    """Return the change as a share of what it was."""
     return None if before in (None, 0.0) or after is None else after / before - 1.0
 
 
@@ -106,7 +105,6 @@ def _words(profile: Profile) -> dict[str, str]:
 
 
 def _by_run(lessons: Iterable[RunLesson]) -> dict[tuple[object, ...], RunLesson]:
-    """Return lessons by deployment (whatever its version), metric and load. Repeated runs are numbered."""
     lessons_by_run: dict[tuple[object, ...], RunLesson] = {}
     seen = Counter[tuple[object, ...]]()
     for lesson in lessons:

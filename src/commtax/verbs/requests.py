@@ -1,7 +1,4 @@
-"""Serving requests in time: ``commtax.serve("llama-3.1-70b", "8xh100-sxm", tp=4, request_rate=8, input_len=512)``.
-
-The engine's scheduler is simulated step by step, each step as long as the cost model prices it.
-"""
+"""Requests in time, ``commtax.serve(…, request_rate=8)``: the engine's scheduler, with steps as long as they are priced."""
 
 from __future__ import annotations
 
@@ -77,7 +74,6 @@ class RequestsInTime(Answer):
 
     @property
     def simulated(self) -> Settled:
-        """The question of the replicas that were simulated."""
         return self.part or self.question
 
     @property
@@ -316,7 +312,6 @@ def capacity_of(stream: RequestStream, fleet: Fleet, hit_rate: float = 0.0, leas
 
 
 def _limit_requests(count: int, stream: RequestStream, fleet: Fleet) -> int:
-    """Return so many requests, fewer where each takes very many steps."""
     cuts = float(np.mean(stream.input_len)) / fleet.workers.rules.tokens
     return count if cuts <= CUTS else max(200, int(count * CUTS / cuts))
 
@@ -348,7 +343,6 @@ def run_requests(q: Settled, watch: Callable[[ServingRun], None] | None = None) 
 
 
 def _check_steps(stream: RequestStream, fleet: Fleet) -> None:
-    """Refuse prompts cut into too many steps: pipelines and ranks that wait for each other are followed step by step."""
     tokens, total = fleet.workers.rules.tokens, int(stream.input_len.sum())
     if total > MOST_STEPS * tokens and (fleet.workers.stages > 1 or fleet.workers.ranks > 1):
         nearest = ceil(total / MOST_STEPS)
@@ -386,9 +380,8 @@ def _moves(q: Question, both: Disaggregation) -> Moves:
 
 
 def _workers(q: Question, longest: int) -> Workers:
-    plan = q.plan
+    plan, rules = q.plan, _rules(q, longest)
     shared = q.model.experts is not None and plan.dp > 1 and plan.pp == 1  # pipelines of ranks are followed one by one
-    rules = _rules(q, longest)
     if shared:  # of the seconds of a prompt, of the mean length or as much as a step takes, those that all ranks work off together
         load = ClosedLoopLoad(1.0, float(q.requests.input_len), float(q.requests.output_len))
         beside = 0.0 if q.engine.serves.prefill_first else 1.0
@@ -400,12 +393,9 @@ def _workers(q: Question, longest: int) -> Workers:
 
 def _rules(q: Question, longest: int) -> Rules:
     """Return how the engine schedules and its capacity. Refuse a request larger than the cache."""
-    serves, host = q.engine.serves, q.engine.host
-    tokens, seqs = step_limits(q)
-    block = block_tokens(q)
+    serves, host, block, (tokens, seqs) = q.engine.serves, q.engine.host, block_tokens(q), step_limits(q)
     room = cache_tokens(q) if q.requests.kv_tokens is None else q.requests.kv_tokens
-    states = ceil(float(state_tokens(q)) / block)
-    places = float(state_places(q, room))
+    states, places = ceil(float(state_tokens(q)) / block), float(state_places(q, room))
     if room < longest + states * block or places < 1:
         beside = f" and states of {states * block:,} tokens' room" if states else ""
         rule = f"the longest request has {longest:,} tokens{beside}, and the KV cache of a replica holds {int(room):,}"

@@ -94,7 +94,6 @@ def _check_techniques(q: Question, put: bool = False) -> None:
 
 
 def _field(name: str, value: object) -> tuple[str, object]:
-    """Return the field that an option becomes, and its value, checked against the table."""
     option = known_options().get(name) or Option(name)
     checked = values.check_option(value, option) if option.bounded and option.part != "goal" else value
     return option.key, check_number(checked, name) if option.type == "Numbers" else checked
@@ -109,7 +108,6 @@ def _loaded_profile(profiles: object) -> spec.Profile | None:
 
 
 def _engine(engine: str | spec.Engine, phase: str) -> spec.Engine:
-    """Return an engine that has the phase, the usual one where none is named."""
     engine = catalog.engine(engine or PHASES[phase].engine) if isinstance(engine, str) else engine
     if phase not in engine.phases:
         able = [key for key in catalog.keys("engines") if phase in catalog.engine(key).phases]
@@ -213,7 +211,6 @@ def replan(put: Question, **changes: object) -> Question:
 
 
 def _spread(plan: spec.Plan) -> spec.Number:
-    """Return the ranks that experts are spread over, the engine's own choice resolved."""
     return plan.tp * plan.dp if np.all(np.asarray(plan.ep) == AUTO_EP) else plan.ep
 
 

@@ -97,7 +97,6 @@ def _complete_sizes(sizes: Sizes, q: Question) -> Sizes | None:
 
 
 def _values(axis: str, q: Question, now: Sizes) -> list[int]:
-    """Return sizes worth trying: all small ones, powers of two, what the cluster just holds, and whole shares of experts."""
     experts = q.model.experts.num_experts + q.plan.redundant_experts if q.model.experts else 1
     most = min(MOST[axis], q.cluster.num_gpus, experts if axis == "ep" else q.cluster.num_gpus)
     tried = {*range(1, SMALL + 1), *(2**i for i in range(15)), *_divisors(experts), now[axis]}
@@ -122,7 +121,6 @@ def nearest_legal_plan(q: Question, wanted: Sizes) -> tuple[Sizes, str] | None:
 
 
 def _tries(axis: str, value: int, q: Question, now: Sizes) -> Iterator[Sizes]:
-    """Yield plans with this value, the one that users expect first."""
     for sizes in _shapes(axis, {**now, axis: value}, q, now):
         each, rest = divmod(now["microbatches"] * now["dp"], sizes["dp"])
         if q.trains and axis != "dp" and not rest and each <= MOST["microbatches"]:
@@ -165,7 +163,6 @@ def _spread(axis: str, sizes: Sizes, q: Question) -> list[int]:
 
 
 def _note(axis: str, sizes: Sizes, now: Sizes, q: Question) -> str:
-    """Describe which sizes followed, if any, and why."""
     changed = [name for name in now if name != axis and sizes[name] != now[name]]
     if not changed:
         return ""
@@ -188,7 +185,6 @@ def _gpus(sizes: Sizes) -> int:
 
 
 def _room(axis: str, sizes: Sizes, total: int) -> int:
-    """Return the size of one axis up to which the cluster holds the plan."""
     return total // (_gpus({**sizes, axis: 1}) if axis != "ep" else 1)
 
 
@@ -322,7 +318,6 @@ def _sizes(q: Question, tp: int, batch: int) -> Sizes:
 
 
 def _links(q: Question) -> list[Column]:
-    """Return the cluster as it is, then other links: inside a host, or one GPU per host and the link between them."""
     cluster, batch = q.cluster, _batch(q)
     current = cluster.intra.key if cluster.is_one_domain or cluster.gpus_per_host > 1 else cluster.inter.key
     title = current if cluster.is_one_domain else f"{cluster.intra.key}, {cluster.inter.key}"

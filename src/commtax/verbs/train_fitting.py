@@ -85,7 +85,6 @@ def train_judge(q: Settled) -> TrainFit:
 
 
 def _advice(question: Settled) -> Iterator[Note]:
-    """Yield the changes that would make it fit, the shortest steps first."""
     changes = _least_changes(question) or _with_more_gpus(question)
     priced = sorted((float(price(q).step_s), flags(settings), q.plan.num_gpus, settings) for settings, q in changes)
     now = float(price(question).step_s)
@@ -95,7 +94,6 @@ def _advice(question: Settled) -> Iterator[Note]:
 
 
 def _least_changes(q: Settled) -> list[tuple[list[OptionValue], Settled]]:
-    """Return all sets of options on the same GPUs with which it fits, and would not with a smaller change."""
     plan, micro = q.plan, int(q.micro_batch)
     further = RECOMPUTED[RECOMPUTED.index(plan.recompute) + 1 :] if plan.recompute in RECOMPUTED else RECOMPUTED[-1:]
     ladders: list[list[Changes]] = [
@@ -178,7 +176,6 @@ def _left_out(q: Settled) -> list[list[Changes]]:
 
 
 def _priced(q: Settled, left_out: list[list[Changes]], before: Sequence[OptionValue] = ()) -> Iterator[CompletedPlan]:
-    """Price all of them together in every legal way, fewest first."""
     for chosen in sorted(product(*left_out), key=lambda choices: sum(map(bool, choices))):
         changes = {name: value for change in chosen for name, value in change.items()}
         with suppress(ValueError):  # this engine or these sizes cannot have it
@@ -188,7 +185,6 @@ def _priced(q: Settled, left_out: list[list[Changes]], before: Sequence[OptionVa
 
 
 def _of_other_engines(q: Settled) -> Iterator[CompletedPlan]:
-    """Price the same sizes in other programs that train, with their own defaults."""
     for engine in map(catalog.engine, catalog.keys("engines")):
         with suppress(ValueError):  # it cannot have these sizes
             if "train" in engine.phases and engine.key != q.engine.key:

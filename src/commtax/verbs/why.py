@@ -296,7 +296,6 @@ def _parts(k: Kernel, charged: Kernel, t: PricingTerms, a: kernels.KernelFactors
 
 
 def _size_effects(k: Kernel, q: Question) -> Iterator[Effect]:
-    """Yield the numbers of the engine that decided this kernel's sizes."""
     for name, row in mechanisms().items():
         kernels = (k.form in row.forms or k.part in row.parts) and k.part not in row.but_parts and not k.casts
         fitted = engine_number(q.engine, name) not in (None, UNFITTED.get(name))

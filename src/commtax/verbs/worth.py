@@ -1,8 +1,7 @@
 """The worth of techniques: every one that the engine has, priced on one question as ``--technique`` would price it.
 
-A gain is what whole requests gain: tokens/s of a closed loop with the technique over those without it. A step
-stands for the loop whose clients keep that batch running. A gain's range comes from the lines in which both steps differ (errors of
-what they share cancel) and from how far gains of such techniques were off where somebody published one.
+A gain is what whole requests gain, tokens/s of a closed loop (of a step: that whose clients keep its batch running). Its range is
+made of the lines in which both steps differ, since common errors cancel, and of how far published gains were off.
 """
 
 from __future__ import annotations
@@ -84,7 +83,6 @@ def split_usual(put: Question) -> tuple[Question, list[Usual]]:
 
 
 def _usual(bare: Question, one: Technique, text: str, changes: Changed) -> Usual | None:
-    """Return a technique with the reason that it is refused for where it is on anyway, or None where it can be set."""
     try:
         settle(bare.but(**changes))
     except Refusal as refused:
@@ -122,7 +120,6 @@ class SettingWorth:
 
     @property
     def costs(self) -> bool:
-        """Whether requests gain something without it."""
         return is_worth_telling(self.gain)
 
 
@@ -154,10 +151,7 @@ def questioned_flags(q: Question, pasted: Mapping[str, object]) -> list[str]:
 
 
 def weigh_settings(q: Settled, figures: Callable[[Settled], Mapping[str, float]]) -> tuple[SettingWorth, ...]:
-    """Weigh the questioned settings that can be left out, those first without which requests gain most.
-
-    ``figures``: what requests come to with another question, beside this one.
-    """
+    """Weigh the questioned settings that can be left out, by ``figures`` of requests without them, those that cost most first."""
     weighed = []
     for option, flag, changes in questioned(q):
         with suppress(ValueError):  # it cannot be left out here
@@ -190,7 +184,6 @@ def worthwhile_limits(q: Settled, figures: Callable[[Settled], Mapping[str, floa
 
 
 def _flag(q: Question, name: str, value: object) -> str:
-    """Return a setting as the engine's command has it, else as our own option."""
     sections = [one for one in flag_table(program_of(q.engine).key).values() if isinstance(one, dict)]
     if value == "nccl" and any("plain_nccl" in one for one in sections):  # a switch of theirs
         name, value = "plain_nccl", True
@@ -236,7 +229,6 @@ class TechniqueWorth:
 
     @property
     def name(self) -> str:
-        """What it is called in a table."""
         return f"{self.single} (on top of {self.beside})" if self.beside else self.single
 
     @property
@@ -250,7 +242,6 @@ class TechniqueWorth:
 
     @property
     def advice(self) -> str:
-        """What to do about it (``judgement.gains``)."""
         return advice_on_gain(self.verdict, self.gain, self.full_gain) if self.fits else ""
 
 
@@ -312,9 +303,8 @@ def worth(model: str | Model, cluster: str | Cluster, **options: Unpack[WorthOpt
 
 def check_loads(options: Mapping[str, object]) -> bool:
     """Return whether the options set a load of requests rather than a step. Refuse options that do not go together."""
-    set_load = {name for name, value in options.items() if value is not None}
-    requests = bool(set_load.intersection(LOADS))
-    if requests and BATCH in set_load:
+    requests = any(options.get(name) is not None for name in LOADS)
+    if requests and options.get(BATCH) is not None:
         raise Refusal.about(batch="belongs to a step, and a load of requests is given; leave one of them out")
     if options.get("phase") == "prefill" and options.get("output_len") not in (None, 1):
         raise Refusal.of("requests of a step of prompts have one output token", (1,), output_len=options["output_len"])
@@ -345,7 +335,6 @@ def worth_of(put: Question, requests: bool = False) -> Worth:
 
 
 def _settings_when_full(weigh: Scale) -> FullServer | None:
-    """Weigh settings on a full server, unless the load fills it or is a rate."""
     q = weigh.question
     most = min(weigh.fit.most_seqs(int(q.requests.tokens)), q.engine.serves.max_seqs) * replicas_of(q)
     if q.offered.request_rate or most <= q.requests.concurrency:
@@ -368,7 +357,6 @@ def _weigh_set(weigh: Scale) -> Iterator[TechniqueWorth]:
 
 
 def _weigh_usual(weigh: Scale, usual: Sequence[Usual]) -> Iterator[TechniqueWorth]:
-    """Weigh requested techniques that the engine has on anyway, against one that is the same but for them."""
     q = weigh.question
     for row, changes, separable in usual:
         weighed = row
@@ -423,8 +411,7 @@ def _fused_until(paying: PayRange, q: Settled, base: Settled) -> PayRange:
     if not 1 <= last < paying.ends[1]:
         return paying
     around = np.array([last, last + 1]).astype(int)
-    gains = rate_over(q, paying.axis, around) / rate_over(base, paying.axis, around) - 1 > ALIKE
-    if gains.tolist() != [True, False]:
+    if (rate_over(q, paying.axis, around) / rate_over(base, paying.axis, around) - 1 > ALIKE).tolist() != [True, False]:
         return paying
     nbytes = tokens * q.model.hidden * DTYPE_BYTES[q.plan.activations_dtype]
     words = f"{q.engine.name} fuses sums of up to {format_bytes(nbytes)} on {int(q.plan.tp)} GPUs, {plural(int(tokens), 'token')}"
@@ -498,11 +485,9 @@ class Scale:
             return 0.0
 
     def _with(self, text: str) -> Settled:
-        """Return the question with techniques, without what was stated of another drafter."""
         changes = changes_of(text)
-        other = self.question.techniques.drafter and "drafter" in changes
-        unsaid = {name: default_of(name) for name in DRAFTED} if other else {}
-        return self.question.but(**(unsaid | changes))
+        drafted = DRAFTED if self.question.techniques.drafter and "drafter" in changes else ()  # stated of another drafter
+        return self.question.but(**({name: default_of(name) for name in drafted} | changes))
 
     def weigh(self, one: Technique, asked: str) -> TechniqueWorth:
         flag = ""
@@ -516,8 +501,8 @@ class Scale:
             if q.normal() == self.question.normal():
                 return TechniqueWorth(one, asked, flag, "already on", ALREADY_ON)
             if not flag:
-                had = self.question.engine.key in one.flags
-                return TechniqueWorth(one, asked, flag, who_has(one, self.question.engine), ALREADY_ON if had else OTHER_ENGINES)
+                kind = ALREADY_ON if self.question.engine.key in one.flags else OTHER_ENGINES
+                return TechniqueWorth(one, asked, flag, who_has(one, self.question.engine), kind)
             return self._priced(TechniqueWorth(one, asked, flag), q)
         except ValueError as error:
             return TechniqueWorth(one, asked, flag, rule_of(error), getattr(error, "kind", ""))
@@ -571,7 +556,6 @@ class Scale:
         return judged.holds_one and judged.holds(1 if self.requests else int(self.question.batch), int(each))
 
     def _rate_when_full(self, q: Settled, judged: Fit) -> float:
-        """Return tokens/s per GPU of as many requests as fit and the engine takes: of their loop, or of a step alone."""
         most = min(judged.most_seqs(int(q.context) + 1), step_limits(q)[1])
         if not self.requests:
             return _rate_per_gpu(price(q.but(batch=most)))

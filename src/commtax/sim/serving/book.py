@@ -99,7 +99,6 @@ def book_of(stream: RequestStream, hit_rate: float = 0.0, block: int = 1) -> Boo
 
 
 def _whole_pieces(prefixes: tuple[Ids, ...], lengths: list[int], block: int, joined: int) -> tuple[Ids, ...]:
-    """Return the ids of pieces that a prompt fills, so many joined into one. The rest at its end is never shared."""
     if joined == 1 and all(len(ids) * block <= tokens for ids, tokens in zip(prefixes, lengths, strict=True)):
         return prefixes
     names, renumbered, whole = dict[Ids, int](), dict[Ids, Ids](), []

@@ -214,7 +214,6 @@ class Lane:
         self.prompts.append((i, done))
 
     def _decode(self, i: int, now: float) -> None:
-        """Start decoding a request whose tokens so far are in the cache, and whose next token is made now."""
         book = self.pool.book
         tokens = book.target[i]
         book.left[i] -= 1
@@ -241,7 +240,6 @@ class Lane:
         return preempted
 
     def _take(self, steps: int) -> None:
-        """Allocate the blocks that ``steps`` need, less those that were allocated ahead."""
         ahead, self.taken = self.taken, steps
         if steps == ahead or self.pool.rules.reserved or not self.seqs:
             return
@@ -282,7 +280,6 @@ class Lane:
         pool.waiting.appendleft(i)
 
     def _leave(self, i: int, left: int) -> int:
-        """Remove a request from those that decode, and return the tokens that it has in the cache."""
         book = self.pool.book
         tokens = book.input_len[i] + book.output_len[i] - 1 - left
         self.seqs -= 1

@@ -115,7 +115,6 @@ class Replica:
             self._step(self.clock, until)
 
     def _idle(self) -> None:
-        """Wait for the next request. One that came during the last step is taken at its end."""
         now = -inf if self.clock == inf else self.clock
         self.clock = self.seen = max(now, self.times[self.next]) if self.next < len(self.times) else inf
 
@@ -157,7 +156,6 @@ class Replica:
             self._idle()
 
     def _arrive(self) -> None:
-        """Queue the requests that reached the scheduler in time for a step, each at the rank with the fewest."""
         pools, first = self.pools, self.next
         self.next = bisect_right(self.times, self.seen, first)
         if len(pools) == 1:
@@ -184,7 +182,6 @@ class Replica:
         return any(lane.seqs for lane in self.lanes)
 
     def _mixed(self, begin: float, chunks: list[list[Chunk]]) -> None:
-        """Run one step of prompts, perhaps with decodes beside them. Ranks wait for the longest and share the work of experts."""
         self.passed, beside = 0, not self.rules.prefill_first
         each = [lane.seconds(chunk) for lane, chunk in zip(self.lanes, chunks, strict=True) if chunk or (beside and lane.seqs)]
         seconds = max(each)
@@ -235,7 +232,6 @@ class Replica:
             begin, left = begin + made * each, left - made
 
     def _decode(self, begin: float, until: float) -> None:
-        """Run steps of decodes alone, as many as pass before something changes."""
         if len(self.lanes) == 1:
             self._decode_alone(begin, until, self.lanes[0])
             return
@@ -368,7 +364,6 @@ class Pipeline(Replica):
         self._idle()
 
     def _enter(self, turn: int, lane: Lane, chunks: list[Chunk], begin: float) -> None:
-        """Send a batch through the stages, each as soon as the batches before it have left that stage."""
         each = (lane.seconds(chunks) if chunks else lane.surface.decoding(lane.seqs, lane.cached)[0]) / len(self.lanes)
         now, busy = begin, self.busy
         for stage, until in enumerate(busy):
@@ -377,7 +372,6 @@ class Pipeline(Replica):
         self.batches[turn], self.out[turn] = (chunks, begin, now - begin), begin + (now - begin)  # to the last bit when it ends
 
     def _idle(self) -> None:
-        """Wait until the next batch leaves, or until a request comes that an empty lane takes."""
         pool = self.pools[0]
         if inf in self.out:
             empty = self.out.index(inf)
