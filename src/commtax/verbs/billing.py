@@ -316,9 +316,8 @@ def step_shares(bill: Bill, engine: Engine, seqs: Number, prompts: bool = False)
 
 def step_seconds(bill: Bill, engine: Engine, seqs: Number, prompts: bool = False) -> dict[str, Number]:
     """Return the seconds of a step by the constant that they go by."""
-    host = engine.host
-    seconds: dict[str, Number] = {"host_s": host.host_s, "host_s_per_seq": host.host_s_per_seq * seqs}
-    seconds["prompt_s"] = host.prompt_s if prompts else 0.0
+    host, prompt_s = engine.host, engine.host.prompt_s if prompts else 0.0
+    seconds: dict[str, Number] = {"host_s": host.host_s, "host_s_per_seq": host.host_s_per_seq * seqs, "prompt_s": prompt_s}
     for line in bill.lines:
         if line.kind == "compute" and isinstance(line.priced_from, Kernel):
             name = pace_of(line.priced_from)
@@ -331,16 +330,12 @@ def step_seconds(bill: Bill, engine: Engine, seqs: Number, prompts: bool = False
 
 
 def with_collectives(priced: StepBill, **changes: object) -> StepBill:
-    """Price the same step with other collectives (library, latency, bandwidth): kernels and host are as they were.
-
-    Without graphs the host waits for collectives too, and everything is priced again.
-    """
+    """Price the same step with other collectives (library, latency, bandwidth): kernels and host are as they were."""
     q = priced.question.vary(**changes)
-    if q.what_if.eager or q.profile or q.trains:
+    if q.what_if.eager or q.profile or q.trains:  # without graphs the host waits for collectives too
         return price(priced.question.but(**changes))
-    terms, others = in_step(terms_of(q), q.work), [x for x in priced.lines if x.kind != "comm"]
-    sent = [x.item for x in priced.lines if x.kind == "comm"]
-    lines = [*others, *comm_lines(sent, Pricer(terms), repeat(q.what_if))]
+    terms, sent = in_step(terms_of(q), q.work), [x.item for x in priced.lines if x.kind == "comm"]
+    lines = [*(x for x in priced.lines if x.kind != "comm"), *comm_lines(sent, Pricer(terms), repeat(q.what_if))]
     return replace(priced, lines=expose_lines(lines, terms), question=q)
 
 

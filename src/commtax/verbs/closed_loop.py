@@ -1,7 +1,4 @@
-"""Closed-loop serving: ``commtax.simulate("llama-3.1-8b", "8xh100-sxm", tp=1, concurrency=32, ...)``.
-
-Beside its means: how much each constant has to do with a latency, and what a profile's runs tell of it beyond the constants.
-"""
+"""Closed-loop serving, ``commtax.simulate(…, concurrency=32)``: means, and their slopes over each constant."""
 
 from __future__ import annotations
 
@@ -77,12 +74,10 @@ class ClosedLoop(Answer):
 
     @cached_property
     def notes(self) -> tuple[Note, ...]:
-        """What a reader should know."""
         return tuple(_notes(self)) if self.explicit_notes is None else self.explicit_notes
 
     @property
     def state_tokens(self) -> Number:
-        """Tokens whose room in the cache the states of a request take."""
         return state_tokens(self.question)
 
     @property
@@ -139,7 +134,6 @@ class ClosedLoop(Answer):
 
     @property
     def prompts(self) -> Question:
-        """The question of the workers that compute prompts."""
         return prompter(self.question) if self.apart else self.question
 
     @property
@@ -150,7 +144,6 @@ class ClosedLoop(Answer):
 
     @property
     def slopes(self) -> Mapping[str, Slopes]:
-        """Slopes of TPOT and TTFT over each constant."""
         return latency_slopes(self)
 
     @property

@@ -405,8 +405,7 @@ class PlanOnLink:
 
     @property
     def shown(self) -> str:
-        """The links to show: the requested one, else the host's own, that of its bridged pairs, and that between hosts
-        where a replica has more than one."""
+        """The requested link, else the host's, that of its bridged pairs, and that between hosts where a replica has several."""
         place = self.question.cluster
         inter = place.inter if self.question.plan.num_gpus > place.domain else None
         return self.link or ", ".join(x.key for x in (place.intra, place.bridge, inter) if x)

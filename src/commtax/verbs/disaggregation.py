@@ -53,10 +53,7 @@ class Disaggregation:
 
 
 def prompter(q: Question) -> Question:
-    """Return the question of a prompt worker: its tp and ranks of attention, experts spread where they were or ranks share them.
-
-    Its ranks split no caches: that is for workers that decode.
-    """
+    """Return the question of a prompt worker: its tp and ranks of attention, experts spread where they were or ranks share them."""
     wanted, plan = q.requests, q.plan
     tp = plan.tp if wanted.prefill_tp is None else wanted.prefill_tp
     dp = 1 if wanted.prefill_dp is None else wanted.prefill_dp
@@ -169,11 +166,9 @@ def cache_bytes(q: Question, tokens: Number) -> Number:
 def wire_of(q: Question, apart: Disaggregation, tokens: Number, prompt_s: Number = 0.0) -> CacheWire:
     """Return how long a prompt's cache moves to the ranks that decode, each pair of ranks over its share of the link.
 
-    The GPUs of all workers of both kinds decide whether caches leave a fast domain, not those that idle beside them. A worker's
-    links are those of all its ranks. GPUs of a host that share fewer NICs divide them among those that send, or that take.
-    Between two clusters caches always leave their hosts: by each one's own NICs, no faster than the slower of both.
-    What carries them takes its share of a link, and time for each piece; what can leave while the prompt is computed, in
-    ``prompt_s``, hides behind that.
+    The GPUs of all workers of both kinds decide whether caches leave a fast domain. A worker's links are those of all its ranks;
+    GPUs of a host that share fewer NICs divide them. Between two clusters caches leave by the slower NICs of both. A carrier takes
+    its share of a link, and time for each piece; what can leave while the prompt is computed, in ``prompt_s``, hides behind that.
     """
     carrier = carrier_of(q)
     cluster, plan, ahead, nbytes = q.cluster, q.plan, apart.plan, cache_bytes(q, tokens)

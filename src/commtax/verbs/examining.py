@@ -398,11 +398,8 @@ class Slo:
         return not self.limits or self.share(o) >= NEEDED
 
     def probability(self, o: RequestsInTime) -> float:
-        """Return the probability that enough requests keep to all limits: of the steps' lengths with which they do, between the
-        ends of their 80 % range.
-
-        At most 0.9, where they do even with the longest steps of the range, and at least 0.1, where not even with the shortest.
-        """
+        """Return the probability that enough requests keep to all limits, from 0.1 to 0.9: of the steps' lengths with which
+        they do, between the ends of their 80 % range."""
         shares = [self.share(end) for end in o.ends]
         if shares[2] >= NEEDED or shares[0] < NEEDED:
             return UPPER if shares[2] >= NEEDED else 1 - UPPER

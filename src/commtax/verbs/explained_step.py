@@ -319,11 +319,10 @@ class ExplainedStep:
             return Binding(axis, "compute-bound: communication is small or hidden")
         lines = [x for x in b.items if x.kind in ("comm", "bubble") and x.item.whole_axis == axis]
         top = max(lines, key=lambda x: float(x.exposed_s))
+        exposed, kind = format_seconds(float(top.exposed_s)), "latency" if float(top.fixed_s) > float(top.moving_s) else "bandwidth"
         if top.kind == "bubble":
-            return Binding(axis, f"the pipeline's bubble, {format_seconds(float(top.exposed_s))} per step")
-        kind = "latency" if float(top.fixed_s) > float(top.moving_s) else "bandwidth"
-        what = f"{kind} of {top.item.what} {top.item.op} over {top.link}"
-        return Binding(axis, f"{what}, {format_seconds(float(top.exposed_s))} exposed")
+            return Binding(axis, f"the pipeline's bubble, {exposed} per step")
+        return Binding(axis, f"{kind} of {top.item.what} {top.item.op} over {top.link}, {exposed} exposed")
 
     @cached_property
     def axes(self) -> list[AxisTax]:
@@ -332,11 +331,9 @@ class ExplainedStep:
 
 
 def _tax(step: ExplainedStep, axis: AxisName, lines: list[Line]) -> AxisTax:
-    b = step.bill
+    b, trains, exposed = step.bill, step.bill.question.trains, float(step.bill.exposed_on(axis))
     top = max(lines, key=lambda x: (float(x.exposed_s), float(x.total_s)))
-    bubble = float(b.bubble_s) if b.question.trains and axis == "pp" else 0.0
-    exposed = float(b.exposed_on(axis))
-    overlaps = b.question.trains and axis in b.async_axes
+    bubble = float(b.bubble_s) if trains and axis == "pp" else 0.0
     return AxisTax(
         axis=axis,
         collective=f"{top.item.what} {top.item.op}",
@@ -346,12 +343,12 @@ def _tax(step: ExplainedStep, axis: AxisName, lines: list[Line]) -> AxisTax:
         link=str(top.link),
         more=len(lines) - 1,
         top_s=float(top.total_s),
-        window_s=float(top.window_s) if b.question.trains and b.runs_beside(top) else 0.0,
+        window_s=float(top.window_s) if trains and b.runs_beside(top) else 0.0,
         comm_s=sum(float(x.total_s) for x in lines),
         exposed_s=exposed,
         bubble_s=bubble,
         tax=(exposed + bubble) / float(b.step_s),
-        hidden=overlaps and all(float(x.total_s) <= float(x.window_s) for x in lines),
+        hidden=trains and axis in b.async_axes and all(float(x.total_s) <= float(x.window_s) for x in lines),
         binding=axis == step.binding.axis,
         formula=formula(top, b.question.cluster.chip),
         source=source(top, step.library),

@@ -1,8 +1,4 @@
-"""Whether servers start, and what would make a model fit: engine limits, smaller numbers, larger plans.
-
-An engine starts only where its cache holds one request of ``max_model_len`` tokens, and a block for the state of each of
-``max_num_seqs`` sequences where it wants one, in each pool of workers.
-"""
+"""Whether servers start, with room for one request of full length in each pool, and what would make a model fit."""
 
 from __future__ import annotations
 
@@ -57,10 +53,7 @@ def add_advice(judged: Fit) -> Fit:
 
 
 def make_room(judged: Fit) -> Fit | None:
-    """Return the same plan with the engine limits that let it hold more requests of full length.
-
-    None where its caches have memory enough, or where no limit is worth it.
-    """
+    """Return the same plan with engine limits that make room for more requests, None where caches are large or none is worth it."""
     q, small = judged.question, caches_are_small(judged.kv_bytes / judged.question.cluster.chip.visible_bytes)
 
     def capacity(changes: Changes) -> float:

@@ -1,9 +1,8 @@
 """The load of a question: what users write, the stream of requests that follows, and the sample that stands for a large fleet.
 
-Round robin sends each replica every n-th request, so that its requests come the more regularly the more replicas there are: gaps
-of the gamma distribution, of which n make one again. Of least-loaded replicas a few choose among themselves as all do among all.
-A router by prefixes keeps requests with common text together: a sample has its share of the texts, each as often as it comes,
-and some replicas beside: requests that come before a cache has their text go to one each.
+Of round robin each replica gets every n-th request, whose gaps are sums of n of a gamma distribution. Least-loaded replicas choose
+among a few as among all. A router by prefixes keeps common text together: a sample has its share of the texts, and some replicas
+beside for requests that come before a cache has their text.
 """
 
 from collections.abc import Iterator, Mapping

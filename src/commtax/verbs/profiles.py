@@ -1,7 +1,6 @@
 """What machines' profiles say: how two differ, what one covers of a question, and what its runs teach of latencies.
 
-What is left after a run does not depend on what it will show, only on where it is made (``catalog/posterior.py``): so runs can be
-weighed before any is made. A run shows TPOT and TTFT at its load.
+How sure a run would make us depends on where it is made alone (``catalog/posterior.py``): so runs are weighed before any is made.
 """
 
 from __future__ import annotations

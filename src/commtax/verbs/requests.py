@@ -164,8 +164,7 @@ class RequestsInTime(Answer):
 
     @cached_property
     def ends(self) -> list[RequestsInTime]:
-        """The same with what comes before a first token and is no step, as far off as first tokens of the closed loop may be:
-        the server's fixed time, and the way of a cache to another worker.
+        """The same with the server's fixed time and the way of a cache as far off as first tokens of the closed loop may be.
 
         Of 44 published runs at a rate, on plain servers, steps alone hold the mean TTFT of 39.
         """
@@ -290,9 +289,8 @@ def range_between(value: float, low: float, high: float, same: float | None = No
 def capacity_of(stream: RequestStream, fleet: Fleet, hit_rate: float = 0.0, least: int = 2000, prompted: bool = False) -> float:
     """Return the requests/s that a fleet answers when there are always enough: the middle half of a run of all at once.
 
-    As many run at once as there is room for: the first fill the engines together and leave them in a wave, and the last leave
-    them empty. Of five times as many neither is in the middle half. A router that sends requests to the cache that knows their
-    prompts finds none when all come at once: then each comes when another is answered, with more in flight than have room.
+    Of five times as many as there is room for, neither the first wave nor the emptying end is in the middle half. A router to the
+    cache that has a prompt finds none when all come at once: then each comes when another is answered, with more than have room.
     """
     rules, workers = fleet.workers.rules, fleet.workers
     some = (stream.prefixes or ())[:COMPARED]

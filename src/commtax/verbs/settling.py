@@ -246,15 +246,14 @@ def microbatches(batch: spec.Number, micro_batch: spec.Number) -> spec.Number:
 
 def fabric_of(q: Question) -> spec.Fabric:
     """Return the collectives that run: as requested, else the engine's own, or a machine's own where its profile has some."""
-    if not q.profile:
-        engine, usual = q.engine, catalog.engine(q.engine.key) if q.engine.key in catalog.keys("engines") else q.engine
-        # That of the engine's version where it is not the usual one and both are one release.
-        other = engine.library == engine.key and engine.version != usual.version
-        library = f"{engine.library}@{engine.version}" if other else engine.library
-        return catalog.fabric(q.what_if.library or library, q.cluster, behind=engine.library)
-    from commtax.catalog import profile as overlay
+    if q.profile:
+        from commtax.catalog import profile as overlay
 
-    return overlay.paths(q.profile, q.what_if.library or overlay.usual_library(q.profile, q.engine), q.cluster)
+        return overlay.paths(q.profile, q.what_if.library or overlay.usual_library(q.profile, q.engine), q.cluster)
+    engine, usual = q.engine, catalog.engine(q.engine.key) if q.engine.key in catalog.keys("engines") else q.engine
+    other = engine.library == engine.key and engine.version != usual.version  # both are one release, and it is not the usual one
+    library = f"{engine.library}@{engine.version}" if other else engine.library
+    return catalog.fabric(q.what_if.library or library, q.cluster, behind=engine.library)
 
 
 def terms_of(q: Question) -> PricingTerms:

@@ -1,8 +1,7 @@
 """Plans around one step: where a slider of the page may go, and heat maps of TP against links and against batches.
 
-Each value of an axis is tried with the rest of the plan as it is, then with what may follow, in a fixed order; the first plan
-that is legal is the move: experts follow tp x dp, and a full cluster gives way. Training keeps a full cluster full, and its global
-batch, as the what-ifs do.
+A move is the first legal plan with a value: the rest as it is, then with what may follow, in a fixed order. Training keeps a full
+cluster full, and its global batch.
 """
 
 import itertools

@@ -1,7 +1,4 @@
-"""What fits to train, ``commtax.train_fit("llama-3.1-8b", "8xh100-sxm", dp=8)``, and options that a plan left out.
-
-A run that is faster than its plan can be, or that ran and does not fit, was not described in full.
-"""
+"""What fits to train, ``commtax.train_fit("llama-3.1-8b", "8xh100-sxm", dp=8)``, and options that a plan left out."""
 
 from __future__ import annotations
 

@@ -419,11 +419,10 @@ def _fused_until(paying: PayRange, q: Settled, base: Settled) -> PayRange:
 
 
 class Scale:
-    """One question, priced once, that techniques are weighed on. ``flips``: also along axes, and on top of what they need.
+    """One question, priced once, that techniques are weighed on.
 
-    Without, full caches are compared only where a technique makes room for more requests. ``requests``: its requests are weighed,
-    and its step is one in the middle of their lives, of as many as run at once; ``shown``: what the step has instead that is told
-    beside. A search weighs steps alone: what gains on none of them is not tried.
+    ``flips``: also along axes, on top of what they need, on full servers that hold fewer. ``requests``: its requests are weighed,
+    and its step is one in the middle of their lives, of as many as run at once; ``shown``: what the step that is shown has instead.
     """
 
     def __init__(self, q: Settled, requests: bool = False, flips: bool = True, shown: Mapping[str, object] | None = None) -> None:
@@ -567,10 +566,7 @@ def _rate_per_gpu(b: StepBill) -> float:
 
 
 def ratio_sigma(a: Bill, b: Bill) -> float:
-    """Return the deviation of the logarithm of two steps' ratio: errors of what both have in common cancel.
-
-    Half of the variance of a line is taken to be its basis's, which errs with all lines of that basis, and half its own.
-    """
+    """Return the deviation of the logarithm of two steps' ratio: half of a line's variance is common to all lines of its basis."""
     separate, common = dict[tuple[str, ...], float](), dict[tuple[str, ...], float]()
     for sign, bill in ((1, a), (-1, b)):
         for x in bill.lines:

@@ -95,8 +95,7 @@ class BlockPool:
     def cached_and_needed(self, i: int, ahead: int = 0) -> tuple[int, int]:
         """Return the tokens of a waiting request that are cached already, and the blocks to admit it.
 
-        All are cached where another worker computed them, else at most all but one. Such a request decodes at once, and may have
-        ``ahead`` tokens more by the step's end.
+        All are cached where another worker computed them: then it decodes at once, and may have ``ahead`` tokens more.
         """
         book, rules, prefixes = self.book, self.rules, self.prefixes
         kept = tokens = book.target[i]

@@ -184,7 +184,6 @@ class Fleet:
     decoded: Fraction = Fraction(1)  # share of the prompts whose caches come to these workers; others decode the rest
 
     def scaled(self, factor: float) -> Self:
-        """Return the same engines with all steps longer by a factor."""
         return replace(self, workers=self.workers.scaled(factor), prompts=self.prompts.scaled(factor) if self.prompts else None)
 
 
