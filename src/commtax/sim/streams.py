@@ -126,8 +126,8 @@ def random_numbers(seed: int) -> list[np.random.Generator]:
 
 
 def _check(rate: float, count: int | None, duration_s: float, burstiness: float) -> None:
-    values = {"request_rate": (rate, " requests/s"), "duration": (duration_s, " s"), "burstiness": (burstiness, "")}
-    for name, (value, unit) in values.items():
+    values = ("request_rate", rate, " requests/s"), ("duration", duration_s, " s"), ("burstiness", burstiness, "")
+    for name, value, unit in values:
         if not value > 0:
             raise Refusal(f"{name}={value:g}{unit}: a number above 0 is needed; nearest valid: 1", name, (1,))
     if count is None and isinf(duration_s):

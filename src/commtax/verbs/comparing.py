@@ -73,6 +73,7 @@ def serve_plan(q: Question, name: str, link: str, clients: int) -> ServedPlan:
 TYPES = {name: option for name, option in options_known().items() if option.rule.endswith("dtype")}  # axes of number formats
 AXES = (*STEP_AXES, *SERVING_AXES, "dcp", "link", "technique", *TYPES)
 TRAIN_AXES = (*STEP_AXES, *SERVING_AXES, "link", "cp", "micro_batch", "local_tokens", *(t for t in TYPES if not TYPES[t].serving))
+VARIED = (*STEP_AXES, "bandwidth_scale")  # between plans
 MAX_CELLS = 4096
 MOST_BATCH = 1024
 Sizes = Mapping[str, int]
@@ -434,9 +435,8 @@ def _flips(plans: list[PlanOnLink], batch: int) -> list[BreakEven]:
     """Find where two plans that fit swap: over batches one by one, over lengths and bandwidths between the points of a grid."""
     longest = min((p.question.model.max_len for p in plans), default=1)
     lengths, scales = np.unique(np.geomspace(1, max(2, longest), 400).astype(int)), np.geomspace(2.0**-8, 2.0**8, 400)
-    grids: dict[str, np.ndarray] = {"batch": np.arange(1, MOST_BATCH + 1), "context": lengths, "bandwidth_scale": scales}
-    flips = []
-    for axis, (changed, grid) in zip(("sequences", "context", "bandwidth"), grids.items(), strict=True):
+    flips, grids = [], (np.arange(1, MOST_BATCH + 1), lengths, scales)
+    for axis, changed, grid in zip(("sequences", "context", "bandwidth"), VARIED, grids, strict=True):
         varied: dict[str, Number] = {"batch": batch, changed: grid}
         room = {a.name: a.num_fitting(batch, changed, grid) for a in plans}
         # A plan that sends nothing has one step for all.

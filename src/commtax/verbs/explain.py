@@ -238,8 +238,8 @@ def attention_layouts(q: Question) -> Iterator[Counterfactual]:
         code, tp, dp, ep, batch = "data-attention", 1, tp, tp, batch // tp
     else:
         return
-    sizes = {"tp": tp, "dp": dp, "ep": ep, "batch": batch, "redundant_experts": 0}
-    yield _try(code, f"tp {tp}, dp {dp}", f"{LAYOUTS[code]}, same GPUs and requests", **sizes)
+    note = f"{LAYOUTS[code]}, same GPUs and requests"
+    yield _try(code, f"tp {tp}, dp {dp}", note, tp=tp, dp=dp, ep=ep, batch=batch, redundant_experts=0)
 
 
 def _try(code: str, what: str, note: str = "", **changes: object) -> Counterfactual:
@@ -267,8 +267,8 @@ def _training_tries(b: StepBill) -> Iterator[Counterfactual]:
     for code, tp, dp in trades:
         each, rest = divmod(int(q.batch) * int(plan.dp), dp)
         if not rest:
-            sizes = {"tp": tp, "dp": dp, "batch": each, "micro_batch": min(int(q.micro_batch), each), "shard": 0}
-            yield _try(code, f"tp {tp}, dp {dp}", "same GPUs and global batch", **sizes)
+            micro, note = min(int(q.micro_batch), each), "same GPUs and global batch"
+            yield _try(code, f"tp {tp}, dp {dp}", note, tp=tp, dp=dp, batch=each, micro_batch=micro, shard=0)
     if not plan.weights_dtype:
         yield _try("fp8", "fp8 products", weights_dtype="fp8")
 

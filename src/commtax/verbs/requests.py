@@ -147,8 +147,8 @@ class RequestsInTime(Answer):
         """The closed loop of as many clients as requests run at once: it knows how sure its steps are, and what that rests on."""
         workers, seqs = self.fleet.workers, max(1.0, float(np.round(self.mean_running)))
         inputs, outputs = (max(1, round(float(np.mean(lengths)))) for lengths in (self.stream.input_len, self.stream.output_len))
-        load = {"concurrency": seqs * workers.count * workers.ranks, "input_len": inputs, "output_len": outputs, "num_prompts": inf}
-        return price_closed_loop(self.simulated.but(**load, offered=OfferedRequests(), spread=self.simulated.requests.spread))
+        like = self.simulated.but(concurrency=seqs * workers.count * workers.ranks, num_prompts=inf, offered=OfferedRequests())
+        return price_closed_loop(like.but(input_len=inputs, output_len=outputs, spread=self.simulated.requests.spread))
 
     @cached_property
     def sigma(self) -> float:

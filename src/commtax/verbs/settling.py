@@ -206,8 +206,9 @@ def replan(put: Question, **changes: object) -> Question:
     if q.model.experts is None or not (q.plan.redundant_experts or q.what_if.imbalance or q.techniques.balanced):
         return q
     widest = float(np.max(_spread(q.plan), initial=1))
-    alone = {"redundant_experts": 0, "imbalance": 0.0, "balanced": False}
-    return q.but(**alone if widest == 1 else {"imbalance": min(q.what_if.imbalance, widest)})
+    if widest == 1:
+        return q.but(redundant_experts=0, imbalance=0.0, balanced=False)
+    return q.but(imbalance=min(q.what_if.imbalance, widest))
 
 
 def _spread(plan: spec.Plan) -> spec.Number:

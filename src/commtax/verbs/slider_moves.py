@@ -285,8 +285,8 @@ def _cell(empty: Cell, q: Settled, tp: int, column: Column) -> Cell:
     try:
         sizes = _sizes(q, tp, column.batch)
         batch, micro = sizes["batch"] * max(1, sizes["microbatches"]), sizes["batch"] if q.trains else q.micro_batch
-        plan = {axis: sizes[axis] for axis in ("tp", "dp", "ep")} | {"batch": batch, "micro_batch": micro}
-        b = price(q.but(cluster=column.cluster, **plan))
+        plan = {axis: sizes[axis] for axis in ("tp", "dp", "ep")}
+        b = price(q.but(cluster=column.cluster, **plan, batch=batch, micro_batch=micro))
     except Refusal as error:
         return replace(empty, refused=" ".join(str(error).split()))
     return replace(
