@@ -69,7 +69,7 @@ def test_tokens_and_blocks_are_conserved(case, ranks):
     for pool in engine.pools:
         assert (pool.free_blocks, pool.running) == (case.rules.blocks, 0)
         assert not pool.waiting
-    assert not any(lane.busy or lane.cached or any(lane.phases) for lane in engine.lanes)
+    assert not any(lane.seqs or lane.prompts or lane.cached or any(lane.phases) for lane in engine.lanes)
     _, counts = gaps(log, late_tokens([engine]))
     assert counts.sum() == decoded + again
 

@@ -221,17 +221,17 @@ def kept_settings(answer: ServingPlans) -> Iterator[Note]:
     """Yield a note on settings that all plans keep, and on their cost to the recommended one, where any are set."""
     i, costs, kept = answer.recommended, list[str](), list(questioned(answer.question))
     lost, servers = list[str](), answer.servers(answer.plans, answer.recommended)
-    for setting in kept:
-        without = best_load(answer, i, setting.changes)
+    for _, flag, changes in kept:
+        without = best_load(answer, i, changes)
         if len(without) and is_worth_telling(gain := _worth(answer, without) / _worth(answer, answer.plans, i)):
             load = plural(int(without.concurrency[0]), "client")
-            costs.append(f"{setting.flag}: {gain - 1:+.0%} tokens/s at {load}{_grown(without, _row(answer))}")
-            why = why_start_is_lost(servers, servers.but(**setting.changes))
-            lost += [f"; without {setting.flag} {why}"] if why else []
+            costs.append(f"{flag}: {gain - 1:+.0%} tokens/s at {load}{_grown(without, _row(answer))}")
+            why = why_start_is_lost(servers, servers.but(**changes))
+            lost += [f"; without {flag} {why}"] if why else []
     if costs:
         yield words("settings-cost", settings=", ".join(costs), lost="".join(lost))
     elif kept:
-        yield words("settings-free", settings=listed([x.flag for x in kept]))
+        yield words("settings-free", settings=listed([flag for _, flag, _ in kept]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import csv
 import gzip
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from io import StringIO
@@ -74,8 +75,7 @@ def read(path: Named) -> RequestStream:
     stream = RequestStream(arrival, prompt.astype(np.int64), answer.astype(np.int64))
     if table.ids is not None:
         most = np.ceil(prompt / table.block).astype(np.int64).tolist()
-        distinct: dict[tuple[int, ...], tuple[int, ...]] = {}
-        prefixes = []
+        distinct, prefixes = dict[tuple[int, ...], tuple[int, ...]](), []
         for place, ids, blocks in zip(table.places, table.ids or (), most, strict=True):
             prefix = _whole_ids(ids)
             if prefix is None or len(prefix) > blocks:
@@ -83,7 +83,7 @@ def read(path: Named) -> RequestStream:
                 raise Refusal(f"{table.name}: {place}: hash_ids are '{str(ids)[:30]}'; {rule}", "trace")
             prefixes.append(distinct.setdefault(prefix, prefix))
         stream = replace(stream, prefixes=tuple(prefixes), block=table.block)
-    return _sort_arrivals(_drop_unanswered(stream, table.name))
+    return _usable(stream, table.name)
 
 
 def write(stream: RequestStream, path: Named, results: Mapping[str, Array] = NOTHING, what: str = "trace") -> None:
@@ -116,9 +116,10 @@ def _from_csv(text: str, name: str) -> _RequestTable:
         lacks = ", ".join(column for column in form if column not in header)
         rule = f"the column {lacks} is missing" if form else f"no header of a trace; write {','.join(OWN)} above the requests"
         raise Refusal(f"{name}: line 1: {rule}", "trace")
-    ids, block = _ids_column(header)
-    width = len(header)
-    rows = [cells + [""] * (width - len(cells)) for _, cells in numbered]
+    matches = ((place, match) for place, column in enumerate(header) if (match := _IDS.fullmatch(column)))
+    ids, named = next(matches, (None, None))  # the column with the ids of blocks, and how many tokens one stands for
+    block = int(named[1] or HASH_BLOCK) if named else HASH_BLOCK
+    rows = [cells + [""] * (len(header) - len(cells)) for _, cells in numbered]
     arrival, prompt, answer = (header.index(column) for column in wanted)
     return _RequestTable(
         name,
@@ -132,21 +133,12 @@ def _from_csv(text: str, name: str) -> _RequestTable:
     )
 
 
-def _ids_column(header: Sequence[str]) -> tuple[int | None, int]:
-    """Return the column with the ids of blocks, and how many tokens one stands for."""
-    for place, column in enumerate(header):
-        if match := _IDS.fullmatch(column):
-            return place, int(match[1] or HASH_BLOCK)
-    return None, HASH_BLOCK
-
-
 def _from_json(text: str, name: str) -> _RequestTable:
     places, documents = _documents(text, name)
     first = documents[0] if documents else None
     if isinstance(first, dict) and set(BENCH[1:]) <= set(first):
-        runs = len(documents)
-        if runs > 1:
-            raise Refusal(f"{name}: holds {runs} runs, and a trace is one; keep one line", "trace")
+        if len(documents) > 1:
+            raise Refusal(f"{name}: holds {len(documents)} runs, and a trace is one; keep one line", "trace")
         if not first.get(BENCH[0]):
             raise Refusal(f"{name}: no start_times; a newer vllm bench serve --save-detailed writes them", "trace")
         arrival, prompt, answer = (list_of(first[key]) for key in BENCH)
@@ -154,10 +146,9 @@ def _from_json(text: str, name: str) -> _RequestTable:
             raise Refusal(f"{name}: {', '.join(BENCH)} are not lists of one length", "trace")
         places = [f"request {number}" for number in range(1, len(arrival) + 1)]
         return _RequestTable(name, places, BENCH, list(zip(arrival, prompt, answer, strict=True)), _number, from_first=True)
-    pairs = zip(places, documents, strict=True)
-    strays = (place for place, row in pairs if not isinstance(row, dict) or not set(MOONCAKE) <= set(row))
-    if not documents or (stray := next(strays, "")):
-        where = f"{stray}: " if documents else ""
+    complete = [isinstance(row, dict) and set(MOONCAKE) <= set(row) for row in documents]
+    if not documents or not all(complete):
+        where = f"{places[complete.index(False)]}: " if documents else ""
         raise Refusal(f"{name}: {where}no request with {', '.join(MOONCAKE)}, nor a benchmark's {', '.join(BENCH)}", "trace")
     requests = [row for row in documents if isinstance(row, dict)]
     rows = [(row[MOONCAKE[0]], row[MOONCAKE[1]], row[MOONCAKE[2]]) for row in requests]
@@ -169,12 +160,10 @@ def _documents(text: str, name: str) -> tuple[list[str], list[Json]]:
     """Return documents with their places: one, a list, or one per line (all lines as one list first, which is much quicker)."""
     lines = [(f"line {number}", line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     places = [place for place, _ in lines]
-    try:
+    with suppress(Refusal):
         rows = list_of(parse_json(f"[{','.join(line for _, line in lines)}]", name))
         if len(rows) == len(lines) > 1:
             return places, rows
-    except Refusal:
-        pass
     try:
         whole = parse_json(text, name)
     except Refusal:
@@ -184,54 +173,41 @@ def _documents(text: str, name: str) -> tuple[list[str], list[Json]]:
 
 
 def _number(value: Json) -> float:
-    """Return the number in a cell or in JSON, NaN where it is none."""
-    if value is None or isinstance(value, (bool, list, dict)):
-        return nan
-    try:
-        return float(value)
-    except (ValueError, OverflowError):
-        return nan
+    with suppress(ValueError, OverflowError):
+        return nan if value is None or isinstance(value, (bool, list, dict)) else float(value)
+    return nan
 
 
 def _moment(text: Json) -> float:
-    """Return the seconds of an ISO 8601 date with its time, in UTC where it has no zone."""
-    try:
+    with suppress(ValueError, OverflowError):
         moment = datetime.fromisoformat(str(text).strip())
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, OverflowError):
-        return nan
+    return nan
 
 
 def _check(table: _RequestTable, side: int, holds: Array, rule: str) -> None:
     if not holds.all():
         row = int(np.argmin(holds))
-        value = str(table.rows[row][side])[:30]
-        raise Refusal(f"{table.name}: {table.places[row]}: {table.columns[side]} is '{value}'; {rule}", "trace")
+        cell = f"{table.columns[side]} is '{str(table.rows[row][side])[:30]}'"
+        raise Refusal(f"{table.name}: {table.places[row]}: {cell}; {rule}", "trace")
 
 
 def _whole_ids(ids: Json) -> tuple[int, ...] | None:
-    """Return ids as whole numbers of 64 bits, or None where one of them is not."""
     texts = [i for i in list_of(ids) if type(i) is int or type(i) is str]
-    if not isinstance(ids, list) or len(texts) < len(ids):
-        return None
-    try:
+    with suppress(ValueError):
         whole = tuple(map(int, texts))
-    except ValueError:
-        return None
-    return whole if all(-MOST_ID < i < MOST_ID for i in whole) else None
+        if isinstance(ids, list) and len(texts) == len(ids) and all(-MOST_ID < i < MOST_ID for i in whole):
+            return whole
+    return None
 
 
-def _drop_unanswered(stream: RequestStream, name: str) -> RequestStream:
+def _usable(stream: RequestStream, name: str) -> RequestStream:
     failed = int((stream.output_len == 0).sum())
-    if not failed:
-        return stream
     if failed == len(stream):
         raise Refusal(f"{name}: no request has an answer", "trace")
-    note = Note("failed", f"{plural(failed, 'request')} without an answer left out")
-    return replace(stream.take(np.flatnonzero(stream.output_len)), notes=(*stream.notes, note))
-
-
-def _sort_arrivals(stream: RequestStream) -> RequestStream:
+    if failed:
+        note = Note("failed", f"{plural(failed, 'request')} without an answer left out")
+        stream = replace(stream.take(np.flatnonzero(stream.output_len)), notes=(*stream.notes, note))
     if (np.diff(stream.arrival_s) >= 0).all():
         return stream
     note = Note("unsorted", "requests were not in the order of their arrival; they were sorted")

@@ -73,13 +73,11 @@ def simulate(order: OperationOrder, times: Durations) -> Timeline:
     also, also_lag = np.full(len(needs), -1), np.zeros(len(needs))  # a pair waits for the inputs of both
     also[second - 1], also_lag[second - 1] = needs[second], lag[second]
     start, end = _progress(t, needs.tolist(), lag.tolist(), also.tolist(), also_lag.tolist(), seconds.tolist())
-    keep = t.leads
-    kind = np.where(full, 3, t.code)
+    keep, kind = t.leads, np.where(full, 3, t.code)
     kind[second - 1] = 4
     ends = [f".{c}" if order.v > 1 else "" for c in range(order.v)]
     labels = [f"{letter}{j}{end}" for letter in "FBW" for end in ends for j in range(order.m)]
-    which = (t.code * order.v + t.chunk) * order.m + t.microbatch
-    names = [labels[i] for i in which.tolist()]
+    names = [labels[i] for i in ((t.code * order.v + t.chunk) * order.m + t.microbatch).tolist()]
     for i in second.tolist():
         names[i - 1] = f"{names[i - 1]}&{names[i]}"
     return Timeline(
@@ -95,24 +93,17 @@ def simulate(order: OperationOrder, times: Durations) -> Timeline:
 
 
 def _table(order: OperationOrder) -> _OperationTable:
-    flat: list[Op] = []
-    leads: list[bool] = []
-    ends = []
+    flat, leads, ends = list[Op](), list[bool](), list[int]()
     for ops in order.ranks:
         for op in ops:
-            if isinstance(op, OverlappedPair):
-                flat += op
-                leads += (True, False)
-            else:
-                flat.append(op)
-                leads.append(True)
+            together = op if isinstance(op, OverlappedPair) else (op,)
+            flat += together
+            leads += (True, False)[: len(together)]
         ends.append(len(flat))
     kinds, microbatches, chunks = zip(*flat, strict=True)
-    sizes = np.diff([0, *ends])
     code = np.fromiter(map(CODES.__getitem__, kinds), np.int64, len(kinds))
-    return _OperationTable(
-        code, np.array(microbatches), np.array(chunks), np.repeat(np.arange(order.p), sizes), np.array(leads), ends
-    )
+    rank = np.repeat(np.arange(order.p), np.diff([0, *ends]))
+    return _OperationTable(code, np.array(microbatches), np.array(chunks), rank, np.array(leads), ends)
 
 
 def _inputs(order: OperationOrder, t: _OperationTable, position: Column, transfer: float) -> tuple[Column, Column]:
@@ -146,7 +137,6 @@ def _seconds(order: OperationOrder, t: _OperationTable, times: Durations, full: 
 def _progress(
     t: _OperationTable, needs: list[int], lag: list[float], also: list[int], also_lag: list[float], seconds: list[float]
 ) -> tuple[list[float], list[float]]:
-    """Advance a rank until an input is missing, and wake it by the rank that makes that input."""
     count, ranks = len(needs), len(t.ends)
     start, end, waiting = [0.0] * count, [-1.0] * count, [-1] * count
     leads, stops = t.leads.tolist(), t.ends
@@ -174,8 +164,7 @@ def _progress(
                 work.append(waiting[i])
             i += 1
         now[rank], at[rank] = clock, i
-    stuck = [r for r in range(ranks) if at[r] < stops[r]]
-    if stuck:
+    if stuck := [r for r in range(ranks) if at[r] < stops[r]]:
         raise Refusal(f"the schedule deadlocks: rank {stuck[0]} waits for an input that nobody makes")
     return start, end
 
@@ -233,22 +222,15 @@ class PipelineRun(Answer):
 def step_pipeline(q: Question, b: Bill) -> PipelineRun:
     """Return the pipeline of a training step and its bill, in seconds."""
     plan, kind = q.plan, SCHEDULES[q.plan.schedule]
-    v = int(plan.chunks)
-    chunks = kind.passes(v)
+    chunks = kind.passes(int(plan.chunks))
 
     def each(*stages: str) -> float:  # of one microbatch on one of a rank's chunks
         total = sum(float(x.total_s) for x in b.items if x.kind == "compute" and x.item.stage in stages)
         return total / (float(plan.microbatches) * chunks)
 
     times = (each("forward"), each("backward", "recompute"), max(each("weight-gradient"), 1e-12))
-    return PipelineRun(kind, int(plan.pp), int(plan.microbatches), v, Durations(*times, stage_factors=_depths(q, chunks)))
-
-
-def _depths(q: Question, chunks: int) -> tuple[float, ...]:
-    """Return the layers of each virtual stage over the mean of the fullest rank's, where interleaved stages are unequal."""
-    plan, layers = q.plan, q.model.num_layers
-    pp = int(plan.pp)
-    if plan.schedule != "interleaved" or layers % (pp * chunks) == 0:
-        return ()
-    most = math.ceil(layers / pp) / chunks
-    return tuple(size / most for chunk in virtual_layers(layers, pp, chunks) for size in chunk)
+    layers, pp, depths = q.model.num_layers, int(plan.pp), tuple[float, ...]()
+    if plan.schedule == "interleaved" and layers % (pp * chunks):  # layers of each stage over the mean of the fullest rank's
+        most = math.ceil(layers / pp) / chunks
+        depths = tuple(size / most for chunk in virtual_layers(layers, pp, chunks) for size in chunk)
+    return PipelineRun(kind, pp, int(plan.microbatches), int(plan.chunks), Durations(*times, stage_factors=depths))

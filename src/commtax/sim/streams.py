@@ -68,7 +68,6 @@ def draw_pairs(inputs: Lengths, outputs: Lengths, count: int, rng: np.random.Gen
 
 
 def _lengths_at(lengths: Lengths, z: Array) -> Array:
-    """Return the lengths at places of a standard normal: the inverse of a distribution at Phi(z)."""
     if lengths.kind == "lognormal":
         with np.errstate(over="ignore"):  # what is too long is cut below
             real = np.exp(log(lengths.mean) - lengths.sigma**2 / 2 + lengths.sigma * z)
@@ -82,7 +81,6 @@ def _lengths_at(lengths: Lengths, z: Array) -> Array:
 
 
 def _share_below(z: Array) -> Array:
-    """Return Phi(z), the standard normal's distribution."""
     return np.asarray(_erf(z / sqrt(2)), dtype=np.float64) * 0.5 + 0.5
 
 
@@ -127,16 +125,11 @@ def random_numbers(seed: int) -> list[np.random.Generator]:
     return np.random.default_rng(seed).spawn(2)
 
 
-def _check_above_zero(unit: str, **values: float) -> None:
-    for name, value in values.items():
+def _check(rate: float, count: int | None, duration_s: float, burstiness: float) -> None:
+    values = ("request_rate", rate, " requests/s"), ("duration", duration_s, " s"), ("burstiness", burstiness, "")
+    for name, value, unit in values:
         if not value > 0:
             raise Refusal(f"{name}={value:g}{unit}: a number above 0 is needed; nearest valid: 1", name, (1,))
-
-
-def _check(rate: float, count: int | None, duration_s: float, burstiness: float) -> None:
-    _check_above_zero(" requests/s", request_rate=rate)
-    _check_above_zero(" s", duration=duration_s)
-    _check_above_zero("", burstiness=burstiness)
     if count is None and isinf(duration_s):
         raise Refusal.about(num_prompts="how many requests, or a duration in which they arrive, is needed; for example 1000")
     if isfinite(duration_s) and isinf(rate):
@@ -146,20 +139,16 @@ def _check(rate: float, count: int | None, duration_s: float, burstiness: float)
         raise Refusal.of(f"from 1 to {MOST_REQUESTS:,}; nearest valid: {nearest}", (nearest,), num_prompts=count)
     if isfinite(duration_s) and rate * duration_s > MOST_REQUESTS:
         most = f"{MOST_REQUESTS / rate:.4g}"
-        raise Refusal(
-            f"duration={duration_s:g} s: more than {MOST_REQUESTS:,} requests; nearest valid: {most} s", "duration", (most,)
-        )
+        rule = f"more than {MOST_REQUESTS:,} requests; nearest valid: {most} s"
+        raise Refusal(f"duration={duration_s:g} s: {rule}", "duration", (most,))
 
 
 def _prefixes(prompts: Array, shared: int, block: int, repeats: bool) -> tuple[tuple[int, ...], ...] | None:
     """Return the ids of each prompt's whole blocks: common ones, then its own, which are named only where a prompt comes again."""
-    common = tuple(range(shared // block))
-    if not common and not repeats:
-        return None
+    common, whole = tuple(range(shared // block)), prompts // block
     if not repeats:
-        cut = {int(blocks): common[:blocks] for blocks in np.unique(prompts // block)}
-        return tuple(cut[blocks] for blocks in (prompts // block).tolist())
-    unshared = np.maximum(prompts // block - len(common), 0)
-    ends = (len(common) + np.cumsum(unshared)).tolist()
-    counts = zip((prompts // block).tolist(), unshared.tolist(), ends, strict=True)
+        cut = {int(blocks): common[:blocks] for blocks in np.unique(whole)}
+        return tuple(cut[blocks] for blocks in whole.tolist()) if common else None
+    unshared = np.maximum(whole - len(common), 0)
+    counts = zip(whole.tolist(), unshared.tolist(), (len(common) + np.cumsum(unshared)).tolist(), strict=True)
     return tuple((*common[:blocks], *range(end - added, end)) for blocks, added, end in counts)

@@ -77,30 +77,26 @@ class StepBill(Bill, Answer):
 
     @property
     def bubble_fraction(self) -> Number:
-        """Idle share of the step."""
         return self.bubble_s / self.step_s
 
     @property
     def taxes(self) -> dict[str, Number]:
         """Seconds that each axis adds to the step, those of the pipeline being its hand-offs and its bubble."""
-        nothing = 0.0 * self.step_s
-        return {axis: self.exposed_on(axis) + (self.bubble_s if axis == "pp" else nothing) for axis in TAXES}
+        return {axis: self.exposed_on(axis) + (self.bubble_s if axis == "pp" else 0.0 * self.step_s) for axis in TAXES}
 
     @property
     def binding(self) -> Any:
         """The axis with the largest tax, or ``compute`` where none takes 1% of the step. Arrays have an array of names."""
         names = np.array([*TAXES, "compute"])
-        step = self.step_s
-        stack = np.stack([np.asarray(t / step, dtype=float) for t in self.taxes.values()])
+        stack = np.stack([np.asarray(t / self.step_s, dtype=float) for t in self.taxes.values()])
         worst = np.where(stack.max(axis=0) < 0.01, len(TAXES), stack.argmax(axis=0))
         return str(names[worst]) if np.ndim(worst) == 0 else names[worst]
 
     @property
     def prompt_tokens_per_s(self) -> Number:
         """Tokens of prompts over all replicas: of the batch in prefill, of one prompt beside decodes in a mixed step."""
-        q = self.question
-        prompts = {"prefill": q.batch, "mixed": 1.0}.get(q.phase, 0.0)
-        return prompts * q.context * q.plan.dp * q.plan.replicas / self.step_s
+        q, prompts = self.question, {"prefill": self.question.batch, "mixed": 1.0}
+        return prompts.get(q.phase, 0.0) * q.context * q.plan.dp * q.plan.replicas / self.step_s
 
     @property
     def ttft_s(self) -> Number:
@@ -119,8 +115,7 @@ class StepBill(Bill, Answer):
     @property
     def peak_flops_per_s(self) -> float:
         """Dense peak of one GPU in the arithmetic of the products."""
-        peaks = self.question.cluster.chip.flops_per_s
-        listed = ARITHMETIC.get(self.multiplied_in, self.multiplied_in)
+        peaks, listed = self.question.cluster.chip.flops_per_s, ARITHMETIC.get(self.multiplied_in, self.multiplied_in)
         return float(peaks.get(listed) or peaks.get("bf16") or peaks.get("fp16") or max(peaks.values()))
 
     def model_flops(self, convention: str = "") -> Number:
@@ -187,12 +182,8 @@ def by_cost(b: StepBill) -> list[Line]:
 
 def labels(b: StepBill) -> list[str]:
     """Return the label of each line, the costliest first. Lines with equal labels are numbered."""
-    names = [
-        f"{x.item.axis} {x.item.what} {x.item.op}"
-        if x.kind == "comm"
-        else x.item.what + " (recomputed)" * (x.item.stage == "recompute")
-        for x in by_cost(b)
-    ]
+    lines = [(x.kind == "comm", x.item) for x in by_cost(b)]
+    names = [f"{x.axis} {x.what} {x.op}" if sent else x.what + " (recomputed)" * (x.stage == "recompute") for sent, x in lines]
     return [name if names.count(name) == 1 else f"{name} ({names[: i + 1].count(name)})" for i, name in enumerate(names)]
 
 
@@ -258,9 +249,7 @@ def _price_question(q: Settled) -> StepBill:
 
 
 def _rows(q: Question) -> Number:
-    if q.trains:
-        return q.micro_batch * q.context
-    return padded_rows(q.work.rows, q.work, q.engine, q.plan.tp, q.what_if.eager)
+    return q.micro_batch * q.context if q.trains else padded_rows(q.work.rows, q.work, q.engine, q.plan.tp, q.what_if.eager)
 
 
 def _step_notes(q: Question, rows: Number) -> Iterator[Note]:
@@ -283,7 +272,12 @@ def _step_notes(q: Question, rows: Number) -> Iterator[Note]:
         read = f"{q.engine.key} has no kernel for an fp8 cache of latents here: each layer copies all of it into 16 bits first"
         none = "bf16 copies nothing, nor FlashMLA (--technique flashmla), nor fp8_e5m2, which Triton reads"
         yield Note("copied-cache", f"{read}, also what no sequence uses (sgl-project/sglang issue 35291; {none})")
-    yield from _spread_notes(q, rows)
+    moe, plan = q.model.experts, q.plan
+    if moe is not None and not (q.what_if.imbalance or np.ndim(rows) or np.ndim(plan.ep)) and plan.ep > 1:
+        tokens, placing = rows * expert_ranks(plan, q.engine).reach, Placing.of(q.engine, plan, q.techniques.balanced)
+        why = "as a layout by measured loads leaves it" if q.techniques.balanced else "as routers were seen to choose"
+        load = float(busiest_rank(moe, tokens, plan.ep, placing))
+        yield Note("imbalance", f"busiest expert rank {load:.2f}x the mean, {why} (--imbalance)")
     if q.speculative:
         from commtax.rules.drafts import draft_notes  # not for those who draft nothing
 
@@ -294,17 +288,6 @@ def padding_note(q: Question, rows: Number, padded: Number, when: str = "") -> N
     """Return the note that a step is as long as one of more rows."""
     graph = f"{q.engine.key} runs {rows:,.0f} rows in a CUDA graph of {padded:,.0f}"
     return Note("padding", f"{when}{graph}: the padding is computed and sent too")
-
-
-def _spread_notes(q: Question, rows: Number) -> Iterator[Note]:
-    """Yield a note on how unequally experts' ranks are loaded, where no imbalance was set."""
-    moe, plan = q.model.experts, q.plan
-    if moe is None or q.what_if.imbalance or np.ndim(rows) or np.ndim(plan.ep) or plan.ep <= 1:
-        return
-    tokens = rows * expert_ranks(plan, q.engine).reach
-    load = float(busiest_rank(moe, tokens, plan.ep, Placing.of(q.engine, plan, q.techniques.balanced)))
-    why = "as a layout by measured loads leaves it" if q.techniques.balanced else "as routers were seen to choose"
-    yield Note("imbalance", f"busiest expert rank {load:.2f}x the mean, {why} (--imbalance)")
 
 
 def flight_notes(q: Question) -> Iterator[Note]:
@@ -319,7 +302,6 @@ def flight_notes(q: Question) -> Iterator[Note]:
 
 
 def _untaken(plain: Bill, q: Question) -> list[Note]:
-    """Return a note on a profile whose collectives are not the ones that run."""
     profile, comm = q.profile, [x for x in plain.items if x.kind == "comm"]
     if q.trains or not profile or not profile.libraries or not comm or any(x.source.basis == profile.label.basis for x in comm):
         return []
@@ -334,9 +316,8 @@ def step_shares(bill: Bill, engine: Engine, seqs: Number, prompts: bool = False)
 
 def step_seconds(bill: Bill, engine: Engine, seqs: Number, prompts: bool = False) -> dict[str, Number]:
     """Return the seconds of a step by the constant that they go by."""
-    host = engine.host
-    seconds: dict[str, Number] = {"host_s": host.host_s, "host_s_per_seq": host.host_s_per_seq * seqs}
-    seconds["prompt_s"] = host.prompt_s if prompts else 0.0
+    host, prompt_s = engine.host, engine.host.prompt_s if prompts else 0.0
+    seconds: dict[str, Number] = {"host_s": host.host_s, "host_s_per_seq": host.host_s_per_seq * seqs, "prompt_s": prompt_s}
     for line in bill.lines:
         if line.kind == "compute" and isinstance(line.priced_from, Kernel):
             name = pace_of(line.priced_from)
@@ -349,16 +330,12 @@ def step_seconds(bill: Bill, engine: Engine, seqs: Number, prompts: bool = False
 
 
 def with_collectives(priced: StepBill, **changes: object) -> StepBill:
-    """Price the same step with other collectives (library, latency, bandwidth): kernels and host are as they were.
-
-    Without graphs the host waits for collectives too, and everything is priced again.
-    """
+    """Price the same step with other collectives (library, latency, bandwidth): kernels and host are as they were."""
     q = priced.question.vary(**changes)
-    if q.what_if.eager or q.profile or q.trains:
+    if q.what_if.eager or q.profile or q.trains:  # without graphs the host waits for collectives too
         return price(priced.question.but(**changes))
-    terms, others = in_step(terms_of(q), q.work), [x for x in priced.lines if x.kind != "comm"]
-    sent = [x.item for x in priced.lines if x.kind == "comm"]
-    lines = [*others, *comm_lines(sent, Pricer(terms), repeat(q.what_if))]
+    terms, sent = in_step(terms_of(q), q.work), [x.item for x in priced.lines if x.kind == "comm"]
+    lines = [*(x for x in priced.lines if x.kind != "comm"), *comm_lines(sent, Pricer(terms), repeat(q.what_if))]
     return replace(priced, lines=expose_lines(lines, terms), question=q)
 
 
@@ -402,13 +379,12 @@ class Traffic(Answer):
     @property
     def lines(self) -> list[SentLine]:
         """The items that this (scalar) plan issues, with their links."""
-        return [self._line(i) for i in self.items if i.is_sent]
-
-    def _line(self, item: Item) -> SentLine:
-        cluster = self.question.cluster
-        group = span(item.axis, self.question.plan, cluster, self.question.engine)
-        crosses, inside = bool(group.crosses), cluster.as_pairs if group.paired else cluster
-        return SentLine(item, (cluster.inter if crosses else inside.intra).key, crosses)
+        cluster, lines = self.question.cluster, []
+        for item in (i for i in self.items if i.is_sent):
+            group = span(item.axis, self.question.plan, cluster, self.question.engine)
+            crosses, inside = bool(group.crosses), cluster.as_pairs if group.paired else cluster
+            lines.append(SentLine(item, (cluster.inter if crosses else inside.intra).key, crosses))
+        return lines
 
     @property
     def sent_bytes_per_rank(self) -> Number:
@@ -428,12 +404,9 @@ def traffic(model: str | Model, cluster: str | Cluster, **options: Unpack[Traffi
     sequence length in training. A mixed step is ``batch`` decodes beside one prompt of ``context`` tokens.
     """
     put = resolve_question(model, cluster, {**TrafficOptions(context=INPUT_LEN), **check_taken("traffic", options)})
-    if put.trains:
-        rule = "belongs to serving, not to phase train"
-        if put.what_if.eager:
-            raise Refusal.about(eager=rule)
-        if options.get("kv_dtype"):
-            raise Refusal.about(kv_dtype=rule)
+    for name in ("eager", "kv_dtype") if put.trains else ():
+        if options.get(name):
+            raise Refusal.about(**{name: "belongs to serving, not to phase train"})
     if put.profile:
         raise Refusal.about(profile="holds seconds, and what is sent has none")
     return question_traffic(settle(put))
@@ -447,7 +420,7 @@ def question_traffic(q: Settled) -> Traffic:
         from commtax.cost.training import training_items
 
         return Traffic(q, _rows(q), tuple(training_items(q.model, q.plan, q.step, q.engine, q.what_if.ep_backend)), q.notes)
-    how, sent_as = q.what_if, q.techniques.dispatch_dtype
+    how, sent_as, rows = q.what_if, q.techniques.dispatch_dtype, _rows(q)
     backend = backend_of(q.work, q.engine, how.ep_backend)
     items = inference(q.model, q.plan, q.work, q.engine, ep_backend=backend, eager=how.eager, dispatch_dtype=sent_as)
     if q.speculative:
@@ -455,15 +428,10 @@ def question_traffic(q: Settled) -> Traffic:
         from commtax.rules.drafts import drafter_of
 
         items += draft_items(drafter_of(q), q.plan, q.work, q.engine, backend, how.eager)
-    return Traffic(q, _rows(q), tuple(items), (*q.notes, *_sent_notes(q, _rows(q))))
-
-
-def _sent_notes(q: Question, rows: Number) -> Iterator[Note]:
-    yield from flight_notes(q)
-    yield from context_notes(q, q.context)
-    wanted = q.work.rows
-    if np.ndim(rows) == 0 and rows != wanted:
-        yield padding_note(q, wanted, rows)
+    notes = [*q.notes, *flight_notes(q), *context_notes(q, q.context)]
+    if np.ndim(rows) == 0 and rows != q.work.rows:
+        notes.append(padding_note(q, q.work.rows, rows))
     alone = q.model.experts is None or not np.any(expert_ranks(q.plan, q.engine).over_replicas)
     if np.ndim(q.plan.dp) == 0 and q.plan.dp != 1 and alone:
-        yield Note("alone", f"DP {q.plan.dp}: its ranks send each other nothing here; the lines are one rank's")
+        notes.append(Note("alone", f"DP {q.plan.dp}: its ranks send each other nothing here; the lines are one rank's"))
+    return Traffic(q, rows, tuple(items), tuple(notes))

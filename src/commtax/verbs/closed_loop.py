@@ -1,13 +1,11 @@
-"""Closed-loop serving: ``commtax.simulate("llama-3.1-8b", "8xh100-sxm", tp=1, concurrency=32, ...)``.
-
-Beside its means: how much each constant has to do with a latency, and what a profile's runs tell of it beyond the constants.
-"""
+"""Closed-loop serving, ``commtax.simulate(…, concurrency=32)``: means, and their slopes over each constant."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import field
 from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
@@ -46,11 +44,7 @@ from commtax.verbs.steps import chunk_tokens, decode_workload, padding_notes, pr
 if TYPE_CHECKING:
     from commtax.verbs.profiles import LearntRest
 
-QUEUES = (
-    "a queue of prompts stands before their workers",
-    "a queue of caches stands before the wire",
-    "a queue stands before the workers that decode",
-)
+QUEUES = (" of prompts stands before their workers", " of caches stands before the wire", " stands before the workers that decode")
 Slopes = Mapping[str, Number]
 ALONE = 1  # rank, or of several that wait for nobody
 EXACT = 2.0**-20  # mean numbers are whole multiples of this: a sum that missed a full step by a rounding would start another tile
@@ -80,12 +74,10 @@ class ClosedLoop(Answer):
 
     @cached_property
     def notes(self) -> tuple[Note, ...]:
-        """What a reader should know."""
         return tuple(_notes(self)) if self.explicit_notes is None else self.explicit_notes
 
     @property
     def state_tokens(self) -> Number:
-        """Tokens whose room in the cache the states of a request take."""
         return state_tokens(self.question)
 
     @property
@@ -142,30 +134,25 @@ class ClosedLoop(Answer):
 
     @property
     def prompts(self) -> Question:
-        """The question of the workers that compute prompts."""
         return prompter(self.question) if self.apart else self.question
 
     @property
     def settings(self) -> tuple[Setting, ...]:
         """Setting of the run on each of its chips, as far as published runs were pooled by it."""
-        q = self.question
-        chips = dict.fromkeys(place.chip for place in q.places)
+        q, chips = self.question, dict.fromkeys(place.chip for place in self.question.places)
         return tuple(Setting.of(q.engine, chip, q.model, q.plan.weights_dtype, self.publisher) for chip in chips)
 
     @property
     def slopes(self) -> Mapping[str, Slopes]:
-        """Slopes of TPOT and TTFT over each constant."""
         return latency_slopes(self)
 
     @property
     def measured_here(self) -> bool:
         """Whether runs of this engine were measured on this chip, in this number format where that is known, or by a profile."""
         host = self.question.engine.host
-        if host.host_label:
-            return host.calibrated
-        if host.pooled:
+        if host.pooled and not host.host_label:
             return all(map(is_measured, self.settings))
-        return host.calibrated and all(setting.chip in host.served_on for setting in self.settings)
+        return host.calibrated and (bool(host.host_label) or all(setting.chip in host.served_on for setting in self.settings))
 
     @property
     def basis(self) -> str:
@@ -186,19 +173,14 @@ class ClosedLoop(Answer):
             share = self.ttft_s / self.e2e_s
             return share * self.sigma_of("ttft_s") + (1 - share) * self.sigma_of("tpot_s")
         decode, prompt = (step.sigma for step in self.bills)
-        mixed = decode + (prompt - decode) * self.mixed_share
-        part = prompt if name == "ttft_s" else np.maximum(decode, mixed)
-        whole_run, pooled = self._run_sigma(name.removesuffix("_s"))
+        part = prompt if name == "ttft_s" else np.maximum(decode, decode + (prompt - decode) * self.mixed_share)
+        host, mixture, metric = self.question.engine.host, self.question.model.experts is not None, name.removesuffix("_s")
+        pooled = host.pooled and not host.host_label  # then groups that were left out of the fit tell it, the widest of its chips'
+        deviations = [transferred_sigma(setting, metric, mixture) for setting in self.settings] if pooled else []
+        whole_run = max(deviations) if pooled else getattr(host, f"sigma_{metric}{'_moe' if mixture else ''}")
         whole = np.maximum(whole_run, part) if pooled or self.measured_here else np.hypot(whole_run, part)
         sigma = np.hypot(whole, 0.0 if name == "ttft_s" else draft_width(self.question) / Z80)
-        return self.learnt[name.removesuffix("_s")].sigma_beside(sigma) if self.learnt else sigma
-
-    def _run_sigma(self, metric: str) -> tuple[float, bool]:
-        """Return the deviation of whole runs, the widest of its chips', and whether groups left out of the fit determine it."""
-        host, mixture = self.question.engine.host, self.question.model.experts is not None
-        if host.pooled and not host.host_label:
-            return max(transferred_sigma(setting, metric, mixture) for setting in self.settings), True
-        return getattr(host, f"sigma_{metric}{'_moe' if mixture else ''}"), False
+        return self.learnt[metric].sigma_beside(sigma) if self.learnt else sigma
 
     def range_of(self, name: str) -> tuple[Number, Number]:
         """Return the 80 % range of ``tpot_s``, ``ttft_s`` or ``tokens_per_s``. No token is faster than its bytes are read."""
@@ -236,27 +218,19 @@ def price_closed_loop(q: Settled) -> ClosedLoop:
     fed = loop.fed_requests(load, step_limits(q)[0], q.plan.pp, q.engine)
     seqs = loop.running_requests(load, q.engine, kv, most, fed)
     apart = _split(q, np.ceil(load.concurrency / seqs))
-    if apart:
-        return _disaggregated_loop(q, load, kv, most, apart)
-    steps, served, bills = _shared_workers(q, load, seqs, kv, most)
-    return _answer(q, load, seqs, steps, kv, served, bills)
+    return _disaggregated_loop(q, load, kv, most, apart) if apart else _shared_workers(q, load, seqs, kv, most)
 
 
 def _answer(q: Settled, load: ClosedLoopLoad, seqs: Number, *parts: Any) -> ClosedLoop:
-    """Return the closed loop with the rows of a decode step, and with the lessons of its profile."""
+    """Return the closed loop with the rows of a decode step, and what the constants do not explain of a profile's latencies."""
     work = replace(decode_workload(np.ceil(fullest_batch(seqs, q.plan.pp)), load), rows_per_seq=load.rows)
-    rows = padded_rows(work.rows, work, q.engine, q.plan.tp, q.what_if.eager)
-    answer = ClosedLoop(q, seqs, rows, *parts)
-    return _as_learnt(answer) if q.profile and q.profile.lessons else answer
-
-
-def _as_learnt(answer: ClosedLoop) -> ClosedLoop:
-    """Add what the constants do not explain of a deployment's measured latencies, and how sure they are now."""
+    answer = ClosedLoop(q, seqs, padded_rows(work.rows, work, q.engine, q.plan.tp, q.what_if.eager), *parts)
+    if not q.profile or not q.profile.lessons:
+        return answer
     from commtax.catalog.posterior import LoadPoint  # not for those who have no profile
     from commtax.verbs.profiles import learnt_rest
 
-    q, wanted = answer.question, answer.requests
-    at = LoadPoint(wanted.concurrency, wanted.input_len, wanted.output_len)
+    at = LoadPoint(q.requests.concurrency, q.requests.input_len, q.requests.output_len)
     rest = {metric: learnt_rest(q, metric, at, slopes, answer.apart is not None) for metric, slopes in answer.slopes.items()}
     least = np.minimum(1.0, answer.bills[0].least_s(q.cluster.chip.memory_Bps) / answer.tpot_s)  # no step beats physics
     rest["tpot"] = rest["tpot"]._replace(log=np.maximum(rest["tpot"].log, np.log(least)))
@@ -266,22 +240,21 @@ def _as_learnt(answer: ClosedLoop) -> ClosedLoop:
 
 def _disaggregated_loop(q: Settled, load: ClosedLoopLoad, kv: Number, most: Number, apart: Disaggregation) -> ClosedLoop:
     """Price prompts on workers of their own: decoding is never stretched, and requests queue for prompt workers, wire and slots."""
-    wanted, plan = q.requests, q.plan
+    wanted, pp, ahead = q.requests, q.plan.pp, prompter(q)
     if wanted.kv_tokens is None:
-        apart = replace(apart, kv_tokens=cache_tokens(prompter(q)))
+        apart = replace(apart, kv_tokens=cache_tokens(ahead))
     room = loop.running_requests(replace(load, concurrency=np.inf), q.engine, kv, most)
-    prompting, prompt = prompting_of(prompter(q), load, apart.senders, apart.kv_tokens)
+    prompting, prompt = prompting_of(ahead, load, apart.senders, apart.kv_tokens)
     net = network_of(q, load, wanted.concurrency, apart, prompting, decoding_of(q, load, room, apart.copies))
     passed = flow(net)
-    bills = step_bill(q, decode_workload(np.ceil(fullest_batch(passed.seqs, plan.pp)), load)), prompt
+    bills = step_bill(q, decode_workload(np.ceil(fullest_batch(passed.seqs, pp)), load)), prompt
     served = disaggregated_means(net, passed, q.engine, wanted.num_prompts, load.loading_s)
-    chunks = load.computed / chunk_tokens(prompter(q), load.computed)
-    steps = Steps(passed.step_s, bills[1].step_s, chunks, 1, plan.pp, decoding=passed.seqs)
+    chunks = load.computed / chunk_tokens(ahead, load.computed)
+    steps = Steps(passed.step_s, prompt.step_s, chunks, 1, pp, decoding=passed.seqs)
     return _answer(q, load, passed.seqs, steps, kv, served, bills, replace(apart, net=net, passed=passed))
 
 
 def _split(q: Settled, enough: Number) -> Disaggregation | None:
-    """Return both kinds of workers. Where the number that decode is not set, it is ``enough``."""
     wanted = q.requests
     check_apart(q)
     if not wanted.disaggregated:
@@ -293,9 +266,7 @@ def _split(q: Settled, enough: Number) -> Disaggregation | None:
     return Disaggregation(ahead.plan, wanted.prefill_workers, enough if wanted.decode_workers is None else wanted.decode_workers)
 
 
-def _shared_workers(
-    q: Question, load: ClosedLoopLoad, seqs: Number, kv: Number, most: Number
-) -> tuple[Steps, ClosedLoopMeans, tuple[Bill, Bill]]:
+def _shared_workers(q: Settled, load: ClosedLoopLoad, seqs: Number, kv: Number, most: Number) -> ClosedLoop:
     """Price one pool of workers that computes prompts and decodes, in shared steps or in turn."""
     engine, pp, budget, first = q.engine, q.plan.pp, step_limits(q)[0], q.engine.serves.prefill_first
     ranks = ALONE if q.model.experts is None else q.plan.dp  # a prompt of one holds up all that share experts
@@ -313,14 +284,13 @@ def _shared_workers(
     queued = pick(first, loop.gathered_prompts(load, steps, seqs, engine), seqs - decodes) * (load.output_len > 1)
     begin = None
     if not np.all(np.isinf(load.num_prompts)):
-        most = loop.burst_prompts(load, seqs, budget, engine)
-        least = 0.0 if engine.serves.chunked else load.computed
+        most, least = loop.burst_prompts(load, seqs, budget, engine), 0.0 if engine.serves.chunked else load.computed
         work = prompt_work(beside / 2, load, np.minimum(most * load.computed, np.maximum(budget, least)), most)
         full_s = step_bill(q, q.seen(work, load.input_len)).step_s * np.maximum(1.0, chunks)
         begin = loop.Beginning(most, full_s, loop.prompts_ahead(replace(load, num_prompts=np.inf), seqs, room, engine, pp, queued))
     ahead = loop.prompts_ahead(load, seqs, room, engine, pp, queued)
     served = loop.closed_loop(load, steps, seqs, ahead, engine, full, begin)
-    return steps, served, (decode, prompt)
+    return _answer(q, load, seqs, steps, kv, served, (decode, prompt))
 
 
 def spread_share(q: Question, decode: Bill, prompt: Bill) -> Number:
@@ -374,13 +344,14 @@ def _notes(s: ClosedLoop) -> Iterator[Note]:
     if apart and apart.net and apart.passed and apart.passed.queued:
         passes = ", ".join(f"{name} {format_mean(x)}" for name, x in zip(STATIONS, apart.net.limits, strict=True) if np.isfinite(x))
         lengthens = "more clients only lengthen it; at most, in requests/s"
-        yield Note("queue", f"{QUEUES[int(apart.passed.slowest)]}: {lengthens}: {passes}")
+        yield Note("queue", f"a queue{QUEUES[int(apart.passed.slowest)]}: {lengthens}: {passes}")
     elif not apart and holds_one and s.running < each - 0.5:
         limit, seqs = "the KV cache", step_limits(q)[1]
         most = min(seqs, float(state_places(q, s.kv_tokens)))
         if s.running == most:
-            limits = most < seqs
-            limit = f"the pool of states (room for {most:,.0f})" if limits else f"the engine's limit (max_num_seqs {most:,.0f})"
+            limit = (
+                f"the pool of states (room for {most:,.0f})" if most < seqs else f"the engine's limit (max_num_seqs {most:,.0f})"
+            )
         room = f"; it holds {s.reported_kv_tokens:,.0f} tokens" if s.running < most else ""
         yield Note("waiting", f"{s.running:,.0f} of {format_mean(each)} requests of a replica run at once, for {limit}{room}")
 
@@ -423,15 +394,11 @@ def latency_slopes(s: ClosedLoop) -> dict[str, Slopes]:
     decode, prompt = (step_shares(bill, engine, s.running, prompts) for bill, prompts in zip(s.bills, (False, True), strict=True))
     first, stretched = _added(served.ahead_s, s), _added(served.stretch_s, s)
     each = stretched | {"decode": stretched["decode"] + served.tpot_s - served.stretch_s}
-    first_token = {
-        "prompt": first["prompt"] + served.prefill_s,
-        "decode": first["decode"] + served.boundary_s,
-        "request": first["request"] + served.request_s,
-    }
+    beside = {"prompt": served.prefill_s, "decode": served.boundary_s, "request": served.request_s}
+    first_token = {name: first[name] + seconds for name, seconds in beside.items()}
     life = served.request_s + served.boundary_s + served.prefill_s + served.ahead_s + decodes * served.tpot_s
-    waited = served.slot_s / np.maximum(LEAST_S, life)
+    waited = served.slot_s / np.maximum(LEAST_S, life)  # for a slot: whole lives of requests
     first_token_parts = {name: part + waited * (part + decodes * each[name]) for name, part in first_token.items()}
-    # Who waits for a slot waits for whole lives of requests.
     parts = {"tpot": (each, served.tpot_s), "ttft": (first_token_parts, served.ttft_s)}
     return {
         metric: {
@@ -457,16 +424,13 @@ def imagined(answer: ClosedLoop) -> list[RunLesson]:
     q, wanted, slopes = answer.question, answer.requests, answer.slopes
     where = deployment_of(q.engine, q.cluster.chip, q.model, q.plan, answer.apart is not None)
     loads = np.broadcast_arrays(*(np.atleast_1d(x) for x in (wanted.concurrency, wanted.input_len, wanted.output_len)))
-    count = len(loads[0])
 
     def at(value: object, i: int) -> float:
-        return float(np.broadcast_to(np.asarray(value, float), count)[i])
+        return float(np.broadcast_to(np.asarray(value, float), len(loads[0]))[i])
 
     made = []
-    for i in range(count):
+    for i, metric in product(range(len(loads[0])), LATENCIES):
         clients, prompt, output = (float(x[i]) for x in loads)
-        for metric in LATENCIES:
-            seconds = at(getattr(answer, f"{metric}_s"), i)
-            by_constant = {name: at(slope, i) for name, slope in slopes[metric].items()}
-            made.append(RunLesson(where, metric, clients, prompt, output, seconds, seconds, 0.0, by_constant))
+        seconds, by_constant = at(getattr(answer, f"{metric}_s"), i), {name: at(x, i) for name, x in slopes[metric].items()}
+        made.append(RunLesson(where, metric, clients, prompt, output, seconds, seconds, 0.0, by_constant))
     return made

@@ -56,7 +56,6 @@ class ServedPlan:
 
     @property
     def load(self) -> int:
-        """What plans are compared at."""
         return self.clients
 
 
@@ -74,6 +73,7 @@ def serve_plan(q: Question, name: str, link: str, clients: int) -> ServedPlan:
 TYPES = {name: option for name, option in options_known().items() if option.rule.endswith("dtype")}  # axes of number formats
 AXES = (*STEP_AXES, *SERVING_AXES, "dcp", "link", "technique", *TYPES)
 TRAIN_AXES = (*STEP_AXES, *SERVING_AXES, "link", "cp", "micro_batch", "local_tokens", *(t for t in TYPES if not TYPES[t].serving))
+VARIED = (*STEP_AXES, "bandwidth_scale")  # between plans
 MAX_CELLS = 4096
 MOST_BATCH = 1024
 Sizes = Mapping[str, int]
@@ -111,15 +111,13 @@ class Comparison(Answer):
         """Return how much of a cell's communication must be hidden to match its fastest link, None without links."""
         if "link" not in self.axes or row.bill is None:
             return None
-        index = self.axes.index("link")
-        rest = [value for i, value in enumerate(row.at) if i != index]
-        alike = (r for r in self.rows if [value for i, value in enumerate(r.at) if i != index] == rest)
-        fastest = min(float(r.bill.exposed_comm_s) for r in alike if r.bill is not None)
+        others = [i for i, axis in enumerate(self.axes) if axis != "link"]
+        alike = (r.bill for r in self.rows if all(r.at[i] == row.at[i] for i in others))
+        fastest = min(float(bill.exposed_comm_s) for bill in alike if bill is not None)
         return breakeven_overlap(float(row.bill.exposed_comm_s), fastest)
 
     def values(self, axis: str) -> list[int | str]:
-        index = self.axes.index(axis)
-        return list(dict.fromkeys(row.at[index] for row in self.rows))
+        return list(dict.fromkeys(row.at[self.axes.index(axis)] for row in self.rows))
 
 
 def parse_over(text: str, axes: tuple[str, ...] = AXES) -> tuple[str, Sequence[int | str]]:
@@ -181,7 +179,6 @@ def compare_question(put: Question, over: list[str], **fixed: int | None) -> Com
 
 
 def _cell(put: Question, at: Mapping[str, int | str], fixed: Mapping[str, int | None]) -> ComparedBill:
-    """Price one combination. ``global_batch`` and ``local_tokens`` become sequences, the latter one a microbatch."""
     cell, numbers = tuple(at.values()), {**fixed, **{name: value for name, value in at.items() if isinstance(value, int)}}
     total, tokens = (numbers.pop(name, None) for name in ("global_batch", "local_tokens"))
     try:
@@ -381,11 +378,10 @@ def compared_plans(
     """Compare the plans of a question side by side."""
     if concurrency and check_lengths(put).phase != "decode":
         raise Refusal.about(concurrency="whole requests have prompts and decoding; leave phase out")
-    if any(clients < 1 for clients in concurrency):
-        raise Refusal.about(concurrency="whole numbers of at least 1 are needed")
+    for name, loads in (("concurrency", concurrency), ("batches", batches)):
+        if any(load < 1 for load in loads):
+            raise Refusal.about(**{name: "whole numbers of at least 1 are needed"})
     sizes = {name: parse_plan(name) for name in dict.fromkeys(plans)}
-    if any(b < 1 for b in batches):
-        raise Refusal.about(batches="whole numbers of at least 1 are needed")
     keys = [catalog.link(name).key for name in links] or [""]
     if len(sizes) * len(keys) * max(len(batches), len(concurrency)) > MAX_CELLS:
         raise Refusal.about(plans=f"more than the {MAX_CELLS:,} combinations that are shown")
@@ -393,7 +389,7 @@ def compared_plans(
     for key, (name, axes) in product(keys, sizes.items()):
         place = where(axes) if where else put.cluster
         tried.append(PlanOnLink(replan(put, **axes, cluster=with_link(place, key) if key else place), name, key))
-    rows = [row for plan in tried for row in (plan.row(int(b)) for b in batches)]
+    rows = [plan.row(int(b)) for plan in tried for b in batches]
     legal = [p for p in tried if any(r.bill is not None and (r.plan, r.link) == (p.name, p.shown) for r in rows)]
     flips = [] if put.trains else [f for key in keys for f in _flips([p for p in legal if p.link == key], int(batches[0]))]
     served = tuple(serve_plan(one.question, one.name, one.shown, int(clients)) for one in tried for clients in concurrency)
@@ -410,8 +406,7 @@ class PlanOnLink:
 
     @property
     def shown(self) -> str:
-        """The links to show: the requested one, else the host's own, that of its bridged pairs, and that between hosts
-        where a replica has more than one."""
+        """The requested link, else the host's, that of its bridged pairs, and that between hosts where a replica has several."""
         place = self.question.cluster
         inter = place.inter if self.question.plan.num_gpus > place.domain else None
         return self.link or ", ".join(x.key for x in (place.intra, place.bridge, inter) if x)
@@ -422,9 +417,6 @@ class PlanOnLink:
         share = -(-np.asarray(batch) // (plan.dp * plan.replicas))
         return settle(self.question.but(batch=int(share) if np.ndim(batch) == 0 else share, **changes))
 
-    def bill(self, batch: Number, **changes: object) -> StepBill:
-        return price(self.step(batch, **changes))
-
     def num_fitting(self, batch: int, axis: str, grid: np.ndarray) -> int:
         """Return how many points of an axis fit in memory: all up to the largest that does."""
         at = {"batch": batch}
@@ -433,7 +425,7 @@ class PlanOnLink:
     def row(self, batch: int) -> PlanRow:
         q, where = self.question, (self.name, self.shown, batch, int(self.question.plan.all_gpus))
         try:
-            priced = price(settle(q.but(batch=share_of(batch, int(q.plan.dp))))) if q.trains else self.bill(batch)
+            priced = price(settle(q.but(batch=share_of(batch, int(q.plan.dp)))) if q.trains else self.step(batch))
             return PlanRow(*where, priced, fits=bool(fits(priced)))
         except ValueError as error:
             return PlanRow(*where, None, str(error))
@@ -442,21 +434,16 @@ class PlanOnLink:
 def _flips(plans: list[PlanOnLink], batch: int) -> list[BreakEven]:
     """Find where two plans that fit swap: over batches one by one, over lengths and bandwidths between the points of a grid."""
     longest = min((p.question.model.max_len for p in plans), default=1)
-    lengths = np.unique(np.geomspace(1, max(2, longest), 400).astype(int))
-    axes = (
-        ("sequences", "batch", np.arange(1, MOST_BATCH + 1)),
-        ("context", "context", lengths),
-        ("bandwidth", "bandwidth_scale", np.geomspace(2.0**-8, 2.0**8, 400)),
-    )
-    flips = []
-    for axis, changed, grid in axes:
-        varied = {"batch": batch, changed: grid}
+    lengths, scales = np.unique(np.geomspace(1, max(2, longest), 400).astype(int)), np.geomspace(2.0**-8, 2.0**8, 400)
+    flips, grids = [], (np.arange(1, MOST_BATCH + 1), lengths, scales)
+    for axis, changed, grid in zip(("sequences", "context", "bandwidth"), VARIED, grids, strict=True):
+        varied: dict[str, Number] = {"batch": batch, changed: grid}
         room = {a.name: a.num_fitting(batch, changed, grid) for a in plans}
-        steps = {a.name: a.bill(**varied).step_s + 0.0 * grid for a in plans}  # a plan that sends nothing has one step for all
+        # A plan that sends nothing has one step for all.
+        steps = {a.name: price(a.step(**varied)).step_s + 0.0 * grid for a in plans}
         for a, b in combinations(plans, 2):
             both = slice(min(room[a.name], room[b.name]))
-            flip = _flip(grid[both], (steps[a.name] - steps[b.name])[both])
-            if flip is not None:
+            if flip := _flip(grid[both], (steps[a.name] - steps[b.name])[both]):
                 earliest, at, ahead = flip
                 wide, scale = max((a.question, b.question), key=lambda q: int(q.plan.tp)), 1.0
                 if axis == "bandwidth":  # that stands for factor 1: of the link that the wider tensor-parallel group runs over

@@ -25,6 +25,7 @@ from commtax.verbs.steps import chunk_tokens, decode_workload, prompt_work, spre
 
 WORKERS = tuple(name for name in PARTS["requests"] if name.endswith(("_workers", "_tp", "_dp")))
 
+KINDS = ("for prompts", "for decoding")
 Pool = tuple[object, Plan]  # how many workers there are, in words or a number, and one of them
 APART_ALONE = "belongs to disaggregated serving; add --disaggregated"
 UNCHECKED = "predictions of two pools inside one host are unchecked: measure"  # no published run has both pools in one host
@@ -52,10 +53,7 @@ class Disaggregation:
 
 
 def prompter(q: Question) -> Question:
-    """Return the question of a prompt worker: its tp and ranks of attention, experts spread where they were or ranks share them.
-
-    Its ranks split no caches: that is for workers that decode.
-    """
+    """Return the question of a prompt worker: its tp and ranks of attention, experts spread where they were or ranks share them."""
     wanted, plan = q.requests, q.plan
     tp = plan.tp if wanted.prefill_tp is None else wanted.prefill_tp
     dp = 1 if wanted.prefill_dp is None else wanted.prefill_dp
@@ -74,19 +72,20 @@ def where_prompts_run(q: Question, **sizes: object) -> Question:
 
 def check_pools(q: Question, ahead: Plan, counts: tuple[int | None, int | None]) -> None:
     """Refuse workers of both kinds, at least one of each, that have no room together, or each on its own cluster."""
-    names, cluster = ("prefill_workers", "decode_workers"), q.cluster
-    several, each = [count or 1 for count in counts], (int(ahead.num_gpus), int(q.plan.num_gpus))
-    if len(q.places) > 1:
-        for name, kind, count, size, place in zip(names, ("for prompts", "for decoding"), several, each, q.places, strict=True):
-            if count * size > place.num_gpus:
-                needed = f"{count} x {size} GPUs {kind} = {count * size}"
-                raise Refusal(f"{name}={count}: {needed}, but {place.key} has {place.num_gpus}", name)
-        return
+    names, several, each = (
+        ("prefill_workers", "decode_workers"),
+        [n or 1 for n in counts],
+        [int(ahead.num_gpus), int(q.plan.num_gpus)],
+    )
     total = several[0] * each[0] + several[1] * each[1]
-    if total > cluster.num_gpus:
-        at = 0 if counts[0] else 1
-        needed = f"{several[0]} x {each[0]} GPUs for prompts + {several[1]} x {each[1]} for decoding = {total}"
-        raise Refusal(f"{names[at]}={several[at]}: {needed}, but {cluster.key} has {cluster.num_gpus}", names[at])
+    both = f"{several[0]} x {each[0]} GPUs for prompts + {several[1]} x {each[1]} for decoding = {total}"
+    needs = [(0 if counts[0] else 1, total, both, q.cluster)]
+    if len(q.places) > 1:
+        wanted = [f"{n} x {size} GPUs {kind} = {n * size}" for n, size, kind in zip(several, each, KINDS, strict=True)]
+        needs = [(at, several[at] * each[at], wanted[at], place) for at, place in enumerate(q.places)]
+    for at, gpus, needed, place in needs:
+        if gpus > place.num_gpus:
+            raise Refusal(f"{names[at]}={several[at]}: {needed}, but {place.key} has {place.num_gpus}", names[at])
 
 
 def check_apart(q: Question) -> None:
@@ -113,18 +112,11 @@ def network_of(
 ) -> QueueNetwork:  # fmt: skip
     """Return the queues of both kinds of workers, of which one each is priced, with the wire between them."""
     pp = q.plan.pp
-    return QueueNetwork(
-        clients=clients,
-        decodes=load.decodes,
-        request_s=q.engine.host.request_s + load.loading_s,
-        prompting=prompting,
-        wire=wire_of(q, apart, load.input_len, prompting.one_s),
-        decoding=decoding,
-        spread=load.spread,
-        steps_per_token=load.steps_per_token,
-        turns=loop.boundary_turns(q.engine, pp) - 0.5 / pp,  # caches come at any time, not as a step ends
-        decided=q.engine.serves.ahead * (np.asarray(pp) == 1),
-    )
+    request_s, wire = q.engine.host.request_s + load.loading_s, wire_of(q, apart, load.input_len, prompting.one_s)
+    turns = loop.boundary_turns(q.engine, pp) - 0.5 / pp  # caches come at any time, not as a step ends
+    decided = q.engine.serves.ahead * (np.asarray(pp) == 1)
+    rules = load.spread, turns, decided, load.steps_per_token
+    return QueueNetwork(clients, load.decodes, request_s, prompting, wire, decoding, *rules)
 
 
 def prompting_of(q: Question, load: ClosedLoopLoad, workers: Number, kv_tokens: Number = np.inf) -> tuple[PromptStation, Bill]:
@@ -134,12 +126,10 @@ def prompting_of(q: Question, load: ClosedLoopLoad, workers: Number, kv_tokens: 
     fitting = budget / load.computed if serves.chunked else budget // load.computed
     admitted = np.minimum(np.floor(kv_tokens / load.input_len), min(seqs, serves.prompts_per_step))
     most: Number = np.maximum(1.0, np.minimum(fitting, admitted))
-    two = np.maximum(2.0, most)
+    two, chunks, alone = np.maximum(2.0, most), load.computed / chunk, lone_ranks(q.model, plan)
     one, several = (step_bill(q, q.seen(prompt_work(0.0, load, n * chunk, n), load.input_len)) for n in (1.0, two))
-    chunks = load.computed / chunk
     one_s = one.step_s * prompt_passes(chunks, plan.pp, q.engine)
     more_s: Number = np.maximum(0.0, several.step_s - one.step_s) / (two - 1)
-    alone = lone_ranks(q.model, plan)
     ranks = plan.dp / alone
     follows = (np.asarray(chunks) > 1) & serves.chunks_follow  # one prompt fills all stages, and the next comes behind it
     more_s, most = pick(follows, one.step_s * chunks / plan.pp, more_s), pick(follows, plan.pp * 1.0, most)
@@ -160,11 +150,10 @@ def decoding_of(q: Question, load: ClosedLoopLoad, room: Number, copies: Number)
 @cache_answers
 def _decode_steps(q: Question, input_len: Number, output_len: Number, room: Number) -> Array:
     """Price the step of each batch. Splits of a cluster that differ only in the number of workers share steps."""
-    counts = (*(getattr(q.plan, axis) for axis in SIZES), input_len, output_len, room)
-    sizes = np.broadcast_shapes(*map(np.shape, counts))
+    sizes = np.broadcast_shapes(*map(np.shape, (*(getattr(q.plan, axis) for axis in SIZES), input_len, output_len, room)))
     batches = nodes_to(room).reshape(-1, *(1,) * len(sizes))
-    fullest = np.ceil(fullest_batch(batches, q.plan.pp))
-    bill = step_bill(q, decode_workload(fullest, ClosedLoopLoad(1.0, input_len, output_len)))
+    load = ClosedLoopLoad(1.0, input_len, output_len)
+    bill = step_bill(q, decode_workload(np.ceil(fullest_batch(batches, q.plan.pp)), load))
     return np.broadcast_to(bill.step_s, (len(batches), *sizes))
 
 
@@ -177,11 +166,9 @@ def cache_bytes(q: Question, tokens: Number) -> Number:
 def wire_of(q: Question, apart: Disaggregation, tokens: Number, prompt_s: Number = 0.0) -> CacheWire:
     """Return how long a prompt's cache moves to the ranks that decode, each pair of ranks over its share of the link.
 
-    The GPUs of all workers of both kinds decide whether caches leave a fast domain, not those that idle beside them. A worker's
-    links are those of all its ranks. GPUs of a host that share fewer NICs divide them among those that send, or that take.
-    Between two clusters caches always leave their hosts: by each one's own NICs, no faster than the slower of both.
-    What carries them takes its share of a link, and time for each piece; what can leave while the prompt is computed, in
-    ``prompt_s``, hides behind that.
+    The GPUs of all workers of both kinds decide whether caches leave a fast domain. A worker's links are those of all its ranks;
+    GPUs of a host that share fewer NICs divide them. Between two clusters caches leave by the slower NICs of both. A carrier takes
+    its share of a link, and time for each piece; what can leave while the prompt is computed, in ``prompt_s``, hides behind that.
     """
     carrier = carrier_of(q)
     cluster, plan, ahead, nbytes = q.cluster, q.plan, apart.plan, cache_bytes(q, tokens)
@@ -203,7 +190,11 @@ def wire_of(q: Question, apart: Disaggregation, tokens: Number, prompt_s: Number
         page = q.limits.block_size or q.engine.memory.block_size
         pieces = pieces_sent(q.model, carrier, program_of(q.engine).key, tokens, page, plan.tp, ahead.tp)
         posted_s = carrier.piece_s * posted_pieces(carrier, pieces, plan.tp, ahead.tp)
-    hidden = hidden_s(posted_s + moving_s, prompt_s, stages_of(q, tokens))
+    kind = carrier.stages.get(
+        program_of(q.engine).key, ""
+    )  # whether parts of a cache leave as they are computed, or all of it then
+    chunks = np.ceil(tokens / chunk_tokens(q, np.maximum(1, tokens))) if kind == "chunks" else 1
+    hidden = hidden_s(posted_s + moving_s, prompt_s, q.model.num_layers if kind == "layers" else chunks)
     alone_s = q.engine.host.handover_s + latency_s + carrier.transfer_s + posted_s + moving_s - hidden
     lone = lone_ranks(q.model, ahead)
     out_s, in_s = nbytes * lone / (ahead.num_gpus * sent_Bps), nbytes / (plan.num_gpus * taken_Bps)
@@ -214,14 +205,6 @@ def wire_of(q: Question, apart: Disaggregation, tokens: Number, prompt_s: Number
     return CacheWire(alone_s, out_s, in_s, hidden)
 
 
-def stages_of(q: Question, tokens: Number) -> Number:
-    """Return in how many parts a prompt's cache leaves as they are computed, 1 where it leaves when all of it is."""
-    kind = carrier_of(q).stages.get(program_of(q.engine).key, "")
-    if kind == "layers":
-        return q.model.num_layers
-    return np.ceil(tokens / chunk_tokens(q, np.maximum(1, tokens))) if kind == "chunks" else 1
-
-
 def refuse_place(ahead: Cluster | None, rule: str) -> Refusal:
     """Return the refusal of a cluster for prompts that a rule forbids."""
     return Refusal(f"prefill_cluster={ahead.key if ahead else ''}: {rule}", "prefill_cluster")
@@ -230,8 +213,9 @@ def refuse_place(ahead: Cluster | None, rule: str) -> Refusal:
 def check_one_place(put: Question) -> Question:
     """Refuse a cluster for prompts: fleets are searched where prompts run beside decoding."""
     if ahead := put.requests.prefill_cluster:
-        rule = "fleets for a rate are sought on one cluster; plan without a rate, or simulate with one, takes two"
-        raise refuse_place(ahead, rule)
+        raise refuse_place(
+            ahead, "fleets for a rate are sought on one cluster; plan without a rate, or simulate with one, takes two"
+        )
     return put
 
 
@@ -245,5 +229,4 @@ def describe_pools(places: Sequence[Cluster], prompts: Pool, decode: Pool, over:
         f"{count} x " * bool(count) + describe_sizes(replace(plan, replicas=1)) + ("" if alike else describe_experts([plan], over))
         for count, plan in pools
     ]
-    kinds = (" for prompts", " for decoding")
-    return " + ".join(f"{words}{at}{kind}" for words, at, kind in zip(described, where, kinds, strict=True)) + shared
+    return " + ".join(f"{words}{at} {kind}" for words, at, kind in zip(described, where, KINDS, strict=True)) + shared

@@ -15,6 +15,7 @@ engine was in:
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import fields, replace
 from math import inf, isfinite, log, sqrt
 
@@ -55,12 +56,10 @@ class EngineUsage:
 
 def usage_of(o: RequestsInTime) -> EngineUsage:
     """Return what the engines that decode did. Prompt workers of disaggregated serving count in the hit rate alone."""
-    log, workers = o.log, o.fleet.workers
-    seconds = figures.seconds(log)
+    log, workers, preemptions = o.log, o.fleet.workers, o.columns["preemptions"]
+    seconds, in_use = figures.seconds(log), 1 - log["free"] / max(1, workers.rules.blocks)
     total = max(float(seconds.sum()), 1e-12)
     lanes = workers.count * (workers.stages if workers.stages > 1 else workers.ranks)
-    in_use = 1 - log["free"] / max(1, workers.rules.blocks)
-    preemptions = o.columns["preemptions"]
     return EngineUsage(
         busy=min(1.0, total / (lanes * max(o.duration_s, 1e-12))),
         mean_batch=o.mean_running,
@@ -98,29 +97,23 @@ def timeline_of(o: RequestsInTime, most: int = MOST_SLICES) -> tuple[Timeline, i
     begin, seconds, code, kind, label = (np.concatenate(column) for column in zip(*columns, strict=True))
     order = np.argsort(begin, kind="stable")[:most]
     until = float(begin[order[-1]]) if len(order) else 0.0
-    shown = Timeline(
+    steps = (
         code[order].astype(np.int64),
         begin[order],
         (begin + seconds)[order],
         kind[order].astype(np.int64),
-        tuple(label[order].tolist()),
-        tuple(lanes),
-        KINDS,
-        counters=tuple(counter for log, _, blocks, owner in parts for counter in _counters(log, owner, blocks, until)),
-        owners=tuple(owners[lane] for lane in lanes),
+        label[order].tolist(),
     )
+    counters = tuple(counter for log, _, blocks, owner in parts for counter in _counters(log, owner, blocks, until))
+    shown = Timeline(*steps[:4], tuple(steps[4]), tuple(lanes), KINDS, counters=counters, owners=tuple(owners[x] for x in lanes))
     return shown, max(0, len(begin) - most)
 
 
 def _engine_logs(engines: list[Replica], workers: Workers, title: str) -> Iterator[tuple[Columns, list[str], int, str]]:
-    """Yield each engine's log, the name of its lane row by row, the blocks of its cache, and its own name."""
-    inner = "stage" if workers.stages > 1 else "rank"
-    several = workers.stages > 1 or workers.ranks > 1
+    inner = " stage {}" if workers.stages > 1 else " rank {}" if workers.ranks > 1 else ""
     for place, engine in enumerate(engines):
-        log = figures.segments([engine])
-        owner = f"{title} {place}"
-        names = [f"{owner}{f' {inner} {int(lane)}' if several else ''}" for lane in log["lane"]]
-        yield log, names, workers.rules.blocks, owner
+        log, owner = figures.segments([engine]), f"{title} {place}"
+        yield log, [owner + inner.format(int(lane)) for lane in log["lane"]], workers.rules.blocks, owner
 
 
 def _columns(log: Columns, names: list[str], lanes: list[str]) -> tuple[Array, ...]:
@@ -185,12 +178,10 @@ class Gaps:
 
 
 def first_tokens(o: RequestsInTime) -> FirstTokens:
-    seen = o.counted
-    ttft = o.columns["ttft_s"][seen]
-    rows = np.arange(len(o.columns["ttft_s"]))[seen]
-    slow = np.quantile(ttft, SLOW)
+    ttft = o.columns["ttft_s"][o.counted]
+    rows = np.arange(len(o.columns["ttft_s"]))[o.counted]
     low, high = np.quantile(ttft, MIDDLE[0], method="lower"), np.quantile(ttft, MIDDLE[1], method="higher")  # of two: both
-    tail, middle = rows[ttft >= slow], rows[(ttft >= low) & (ttft <= high)]
+    tail, middle = rows[ttft >= np.quantile(ttft, SLOW)], rows[(ttft >= low) & (ttft <= high)]
     logs = {engine.number: _steps_in_order(o.log, engine.number) for engine in o.ran.engines}
     groups = [_mean_waits(o, group, logs) for group in (tail, middle)]
     computed = np.array(o.ran.book.input_len) - o.columns["cached_tokens"]
@@ -219,7 +210,6 @@ def _mean_waits(o: RequestsInTime, rows: Array, logs: Mapping[int, Columns]) -> 
 
 
 def _life(o: RequestsInTime, i: int, logs: Mapping[int, Columns]) -> Iterator[tuple[str, float]]:
-    """Yield the causes of a request's wait, from sending to its first token, with their seconds."""
     book, columns = o.ran.book, o.columns
     sent, started, first = book.sent_s[i], book.started_s[i], book.first_s[i]
     moved = min(float(columns["transfer_s"][i]), first - started)
@@ -234,34 +224,29 @@ def _life(o: RequestsInTime, i: int, logs: Mapping[int, Columns]) -> Iterator[tu
     log = logs[book.served_by[i]]
     begin = log["begin_s"]
     from_, to = int(np.searchsorted(begin, seen, side="right")) - 1, int(np.searchsorted(begin, started, side="left"))
-    needed = -(-book.input_len[i] // rules.block)
-    left = started - seen
+    needed, left = -(-book.input_len[i] // rules.block), started - seen
     for at in range(max(0, from_), to):
         end = begin[at + 1] if at + 1 < len(begin) else started
         passed = max(0.0, min(end, started) - max(begin[at], seen))
         left -= passed
-        yield _cause(log, at, rules.seqs, needed), passed
+        if log["decodes"][at] >= FULL * rules.seqs:
+            yield "slots", passed
+        elif log["free"][at] < needed and log["waiting"][at] > 0:
+            yield "cache", passed
+        else:
+            yield "prompts" if log["tokens"][at] > 0 else "step", passed
     yield "step", max(0.0, left)
-
-
-def _cause(log: Columns, at: int, seqs: int, needed: int) -> str:
-    if log["decodes"][at] >= FULL * seqs:
-        return "slots"
-    if log["free"][at] < needed and log["waiting"][at] > 0:
-        return "cache"
-    return "prompts" if log["tokens"][at] > 0 else "step"
 
 
 def gaps(o: RequestsInTime) -> Gaps:
     """Return what the slowest times between tokens are."""
     limit = o.statistic("itl_p99")
-    mixed, late = o.log["tokens"] > 0, figures.rows(o.late, o.late["gap_s"] >= limit)
+    late, usual = figures.rows(o.late, o.late["gap_s"] >= limit), figures.rows(o.late, o.late["preempted"] == 0)
     again = late["preempted"] > 0
-    usual = figures.rows(o.late, o.late["preempted"] == 0)
     parts = [[figures.rows(log, (log["tokens"] > 0) == prompts) for log in (o.log, usual)] for prompts in (True, False)]
     slow = [float(counts[seconds >= limit].sum()) for seconds, counts in (figures.gaps(*part) for part in parts)]
     total = max(1.0, sum(slow) + float(late["requests"][again].sum()))
-    heavy = mixed & (o.log["first_s"] >= limit) & (o.log["decodes"] > 0)
+    heavy = (o.log["tokens"] > 0) & (o.log["first_s"] >= limit) & (o.log["decodes"] > 0)
     thrown = o.columns["preemptions"] > 0
     return Gaps(
         median_s=o.statistic("itl_p50"),
@@ -278,17 +263,15 @@ def gaps(o: RequestsInTime) -> Gaps:
 
 def _steps_behind_prompts(o: RequestsInTime, limit: float) -> Array:
     """Return the slow steps without prompts during which another stage's or rank's batch of the same engine had some."""
-    log = o.log
-    end = log["begin_s"] + figures.seconds(log)
-    slow = (log["tokens"] == 0) & (log["decodes"] > 0) & (log["first_s"] >= limit)
-    beside = np.zeros(len(end), dtype=bool)
+    log, begin = o.log, o.log["begin_s"]
+    end, beside = begin + figures.seconds(log), np.zeros(len(begin), dtype=bool)
     for engine in o.ran.engines if o.fleet.workers.stages > 1 or o.fleet.workers.ranks > 1 else ():
         with_prompts = np.flatnonzero((log["engine"] == engine.number) & (log["tokens"] > 0))
-        with_prompts = with_prompts[np.argsort(log["begin_s"][with_prompts], kind="stable")]
-        before = np.searchsorted(log["begin_s"][with_prompts], end, side="left")  # batches that began before a step's end …
+        with_prompts = with_prompts[np.argsort(begin[with_prompts], kind="stable")]
+        before = np.searchsorted(begin[with_prompts], end, side="left")  # batches that began before a step's end …
         latest = np.maximum.accumulate(np.concatenate([[-np.inf], end[with_prompts]]))[before]  # … and the last end of these
-        beside |= (log["engine"] == engine.number) & (latest > log["begin_s"])
-    return np.asarray(slow & beside)
+        beside |= (log["engine"] == engine.number) & (latest > begin)
+    return np.asarray(beside & (log["tokens"] == 0) & (log["decodes"] > 0) & (log["first_s"] >= limit))
 
 
 MOST_POINTS = 64
@@ -340,31 +323,30 @@ def points(text: str) -> tuple[str, tuple[float, ...]]:
         raise Refusal.of("write request-rate=1:64, request-rate=1,2,4 or concurrency=1:256", sweep=text[:60])
     ends = rest.split(":")
     numbers = [_value(part, name) for part in (ends if len(ends) == 2 else rest.split(","))]
-    numbers = list(_values_between(numbers[0], numbers[1], name)) if len(ends) == 2 else numbers
+    numbers = list(_values_between(name, *numbers)) if len(ends) == 2 else numbers
     if len(numbers) > MOST_POINTS:
         raise Refusal(f"sweep: {len(numbers)} values, and at most {MOST_POINTS} are simulated", "sweep", (MOST_POINTS,))
     return name, tuple(sorted(dict.fromkeys(numbers)))
 
 
 def _value(text: str, name: str) -> float:
-    try:
+    value, clients = -1.0, name == "concurrency"
+    with suppress(ValueError):
         value = float(text)
-    except ValueError:
-        value = -1.0
-    whole = name != "concurrency" or value == np.floor(value)
-    if not 0 < value <= MOST_RATE or not whole or (name == "concurrency" and value < 1):
-        kind = "a whole number of at least 1" if name == "concurrency" else "a rate above 0"
+    if not 0 < value <= MOST_RATE or (clients and (value < 1 or value != np.floor(value))):
+        kind = "a whole number of at least 1" if clients else "a rate above 0"
         raise Refusal.about(sweep=f"'{text[:30]}' is not {kind}, at most {MOST_RATE:g}")
     return value
 
 
-def _values_between(low: float, high: float, name: str) -> Iterator[float]:
+def _values_between(name: str, low: float, high: float) -> Iterator[float]:
     if high < low:
         raise Refusal.about(sweep=f"{low:g}:{high:g}: the least comes first; nearest valid: {high:g}:{low:g}")
-    steps = 1 if name == "concurrency" else 2  # of an octave
-    for i in range(int(steps * log(high / low, 2) + 1e-9) + 1):
-        value = low * 2 ** (i // 2) * sqrt(2) ** (i % 2) if steps == 2 else low * 2**i
-        yield float(f"{value:.2g}") if i % 2 and steps == 2 else value
+    for i in range(int(2 * log(high / low, 2) + 1e-9) + 1):  # half octaves, and whole ones of clients
+        if i % 2 == 0:
+            yield low * 2 ** (i // 2)
+        elif name != "concurrency":
+            yield float(f"{low * 2 ** (i // 2) * sqrt(2):.2g}")
     yield high
 
 
@@ -407,28 +389,22 @@ class Slo:
         return {f.name: value for f in fields(self) if isfinite(value := getattr(self, f.name))}
 
     def share(self, o: RequestsInTime) -> float:
-        """Return the share of the requests that keep to all limits."""
         return o.within(self.ttft_s, self.tpot_s, self.e2e_s)
 
     def goodput(self, o: RequestsInTime) -> float:
-        """Return the requests/s that keep to all limits."""
         return self.share(o) * o.requests_per_s
 
     def kept(self, o: RequestsInTime) -> bool:
         return not self.limits or self.share(o) >= NEEDED
 
     def probability(self, o: RequestsInTime) -> float:
-        """Return the probability that enough requests keep to all limits: of the steps' lengths with which they do, between the
-        ends of their 80 % range.
-
-        At most 0.9, where they do even with the longest steps of the range, and at least 0.1, where not even with the shortest.
-        """
+        """Return the probability that enough requests keep to all limits, from 0.1 to 0.9: of the steps' lengths with which
+        they do, between the ends of their 80 % range."""
         shares = [self.share(end) for end in o.ends]
         if shares[2] >= NEEDED or shares[0] < NEEDED:
             return UPPER if shares[2] >= NEEDED else 1 - UPPER
         from_ = 1 if shares[1] >= NEEDED else 0  # the end from which on steps become too long
-        part = (shares[from_] - NEEDED) / (shares[from_] - shares[from_ + 1])
-        return probability_of(from_ - 1 + part)
+        return probability_of(from_ - 1 + (shares[from_] - NEEDED) / (shares[from_] - shares[from_ + 1]))
 
 
 def slo_of(words: Iterable[str], slo: Slo = Slo()) -> Slo:  # noqa: B008

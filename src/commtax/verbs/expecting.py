@@ -161,8 +161,7 @@ def usual_library(place: Cluster, profile: ProfilesLike | None = None) -> str:
 def _expectation(op: str, sent: str, nbytes: Number, size: int, place: Cluster, whole: Fabric, eager: bool) -> Expectation:
     """Price what is ``sent`` for a collective on a library's paths, and the norm behind it where that is not in it."""
     inside = 1 if op == "send-recv" and place.num_gpus > place.domain else min(size, place.domain)
-    where = Span(size, inside, int(np.ceil(size / inside)))
-    # The first two GPUs of a host are a pair.
+    where = Span(size, inside, int(np.ceil(size / inside)))  # the first two GPUs of a host are a pair
     fabric, met = (whole.pairs, place.as_pairs) if where.ranks_per_domain == 2 and whole.pairs else (whole, place.without_pairs)
     kernels = () if where.crosses else fabric.kernels.get(sent, ())
     fabric = replace(fabric, paths={**fabric.paths, sent: kernels}) if kernels else fabric
@@ -193,7 +192,6 @@ def _expectation(op: str, sent: str, nbytes: Number, size: int, place: Cluster, 
 
 
 def _as_requested(op: str, library: str, technique: str) -> tuple[str, str, str]:
-    """Return the collective, the library whose kernels carry it, and the algorithm of a fused one ("": nothing is fused)."""
     on = changes_of(technique) if technique else {}
     if on.keys() - {"fused_reduce", "library"}:
         raise Refusal(f"technique '{technique[:40]}': changes more than one collective, and expect prices one", "technique")
@@ -206,27 +204,22 @@ def _as_requested(op: str, library: str, technique: str) -> tuple[str, str, str]
 
 
 def _fused(place: Cluster, library: str, algorithm: str) -> Fabric:
-    """Return the kernel that all-reduces and norms: the one that is named, in its version, else the one for these chips."""
     name = library if library.partition("@")[0] in catalog.keys("fusions") else ""
-    kernel = fused_fabric(catalog.fusion(place, name), algorithm)
-    if kernel is None:
-        rule = f"no such kernel's times are known on {place.chip.key} with {place.intra.key}"
-        raise Refusal(f"fused-allreduce={algorithm}: {rule}", "technique")
-    return kernel
+    if kernel := fused_fabric(catalog.fusion(place, name), algorithm):
+        return kernel
+    rule = f"no such kernel's times are known on {place.chip.key} with {place.intra.key}"
+    raise Refusal(f"fused-allreduce={algorithm}: {rule}", "technique")
 
 
 def billed_library(profile: Profile | None = None) -> str:
     """Return the library that a bill's collectives are priced with where neither the user nor an engine names one."""
-    if profile and profile.libraries:
-        return next(iter(profile.libraries))
-    return catalog.engine(PHASES["decode"].engine).library
+    return next(iter(profile.libraries if profile else ()), "") or catalog.engine(PHASES["decode"].engine).library
 
 
 def _floor_s(op: str, nbytes: Number, where: Span, place: Cluster) -> Number:
     """Return the least seconds over the link. A reducing switch takes each byte once and a share twice. All NICs carry."""
     if not where.crosses:
-        least = ring_factor(op, where.ranks)
-        least = min(least, 1 + 1 / where.ranks) if place.intra.switched else least
+        least = min(ring_factor(op, where.ranks), 1 + 1 / where.ranks if place.intra.switched else np.inf)
         return least * nbytes / place.intra.bandwidth_Bps
     nics = place.nics_per_host * max(1, place.domain // place.gpus_per_host)
     each = where.ranks_per_domain if op == "all-to-all" else 1

@@ -18,7 +18,7 @@ from commtax.statement import Refusal
 from commtax.units import format_bytes, format_seconds
 from commtax.verbs.billing import StepBill, price, with_collectives
 from commtax.verbs.fitting import fits
-from commtax.verbs.request_times import loop_around, requests_served
+from commtax.verbs.request_times import loop_of, requests_served
 from commtax.verbs.settling import changed
 
 COLLECTIVE = frozenset(("latency_scale", "bandwidth_scale", "library"))  # what-ifs that leave kernels and host as they are
@@ -51,7 +51,14 @@ def verdict(b: StepBill, what_ifs: list[Counterfactual]) -> str:
     """Return one sentence: what binds the larger part of the step, how much is communication, why, and what would help."""
     if b.question.trains:
         return _training_verdict(b, what_ifs)
-    head = f"{b.question.kind.title} at batch {int(b.question.batch):,}:{_layout_words(b, what_ifs)}"
+    head = f"{b.question.kind.title} at batch {int(b.question.batch):,}:"
+    for c in what_ifs:  # another layout of attention leads where it saves much of the step, and whole requests end no later
+        saved = -c.delta_s / float(b.step_s)
+        if c.code in LAYOUTS and c.fits and saved > LARGE:
+            now = loop_of(b.question)
+            other = now.but(**{name: value for name, value in c.changes.items() if name != "batch"})
+            if requests_served(other)[0].rate >= requests_served(now)[0].rate:
+                head += f" {LAYOUTS[c.code]} ({c.what}) the step takes {saved:.0%} less;"
     lines = [x for x in b.items if x.kind == "comm"]
     if not lines:
         return f"{head} no communication; {_compute_words(b)}."
@@ -64,21 +71,7 @@ def verdict(b: StepBill, what_ifs: list[Counterfactual]) -> str:
     return f"{whole} ({biggest}, {format_bytes(float(top.item.nbytes))} over {top.link}){remedy}."
 
 
-def _layout_words(b: StepBill, what_ifs: list[Counterfactual]) -> str:
-    """Describe the other layout of attention, where it saves much of the step, and whole requests end no later."""
-    words = ""
-    for c in what_ifs:
-        saved = -c.delta_s / float(b.step_s)
-        if c.code in LAYOUTS and c.fits and saved > LARGE:
-            now = loop_around(b.question)
-            other = now.but(**{name: value for name, value in c.changes.items() if name != "batch"})
-            if requests_served(other)[0].rate >= requests_served(now)[0].rate:
-                words += f" {LAYOUTS[c.code]} ({c.what}) the step takes {saved:.0%} less;"
-    return words
-
-
 def _remedy(b: StepBill, top: Line, what_ifs: list[Counterfactual]) -> str:
-    """Describe what would help, from what-ifs that are computed, not from a rule of thumb."""
     saved = {c.code: -c.delta_s / float(b.step_s) for c in what_ifs}
     latency, bandwidth = saved["latency"], saved["bandwidth"]
     fused = f" (a fused all-reduce {saved['fused']:.0%})" if saved.get("fused", 0.0) > WORTH_NAMING else ""
@@ -90,8 +83,7 @@ def _remedy(b: StepBill, top: Line, what_ifs: list[Counterfactual]) -> str:
         remedy = f"more bandwidth will not help, but lower latency will: halving it saves {latency:.0%}{fused}"
     else:
         remedy = f"half the latency saves {latency:.0%}{fused}, twice the bandwidth {bandwidth:.0%}"
-    tp = int(b.question.plan.tp)
-    holds = {c.code for c in what_ifs if c.fits}
+    tp, holds = int(b.question.plan.tp), {c.code for c in what_ifs if c.fits}
     better = max((saved[code] if code in holds else -1.0, n) for code, n in (("narrower", tp // 2), ("wider", 2 * tp)))
     if better[0] > 0.02:
         remedy += f"; tp {better[1]} would be {better[0]:.0%} faster"
@@ -101,13 +93,10 @@ def _remedy(b: StepBill, top: Line, what_ifs: list[Counterfactual]) -> str:
 
 
 def _compute_words(b: StepBill) -> str:
-    """Describe what binds the compute part: reading weights and cache, arithmetic, or fixed costs of kernels and host."""
-    compute = [x for x in b.items if x.kind != "comm"]
-    fixed = sum(float(x.item.count) * float(x.fixed_s) for x in compute)
-    moving = sum(float(x.item.count) * float(x.moving_s) for x in compute)
-    chip = b.question.cluster.chip
-    read = sum(float(x.item.count) * float(x.item.nbytes) for x in compute) / chip.memory_Bps
-    arithmetic = sum(float(x.item.count) * float(x.flops) / x.peak_flops_per_s for x in compute)
+    compute = [(float(x.item.count), x) for x in b.items if x.kind != "comm"]
+    fixed, moving = sum(n * float(x.fixed_s) for n, x in compute), sum(n * float(x.moving_s) for n, x in compute)
+    read = sum(n * float(x.item.nbytes) for n, x in compute) / b.question.cluster.chip.memory_Bps
+    arithmetic = sum(n * float(x.flops) / x.peak_flops_per_s for n, x in compute)
     if fixed > moving:
         return f"most of the time is fixed costs of kernels and host ({format_seconds(fixed)} of {format_seconds(fixed + moving)})"
     if read > arithmetic:
@@ -128,20 +117,21 @@ def _training_verdict(b: StepBill, what_ifs: list[Counterfactual]) -> str:
         return f"{whole}: the largest avoidable cost is recomputation: {saves}{beside}."
     if axis == "compute":
         return f"{whole}: compute-bound ({float(b.compute_s) / step:.0%} of the step); communication is small or hidden."
-    share = taxed / step
+    share = f"{taxed / step:.1%} of the step"
     if axis == "pp":
         split = f"{int(b.question.plan.microbatches)} microbatches on {int(b.question.plan.pp)} stages"
-        bubble = f"bubble {float(b.bubble_fraction):.1%} of the step with {split}"
-        tax = f"the largest tax is the pipeline's, {share:.1%} of the step ({bubble})"
+        tax = f"the largest tax is the pipeline's, {share} (bubble {float(b.bubble_fraction):.1%} of the step with {split})"
         return f"{whole}: {tax}; more microbatches or chunks would shrink it."
-    top = max(comm_of(b, axis), key=lambda x: float(x.exposed_s))
-    total, window = float(top.total_s), float(top.window_s)
-    fits = "does not fit in its window" if total > window else "fits in its window"
-    taking = "" if total > window else ", but takes SMs and bandwidth from it"
-    beside = f"{format_seconds(total)} {fits} of {format_seconds(window)}{taking}"
-    why = beside if b.runs_beside(top) else "on the critical path: nothing runs beside it"
-    biggest = f"{top.item.what} {top.item.op} over {top.link}; {why}"
-    return f"{whole}: the largest tax is that of {axis}, {share:.1%} of the step ({biggest})."
+    top, why = max(comm_of(b, axis), key=lambda x: float(x.exposed_s)), "on the critical path: nothing runs beside it"
+    if b.runs_beside(top):
+        late, window = float(top.total_s) > float(top.window_s), format_seconds(float(top.window_s))
+        place = (
+            f"does not fit in its window of {window}"
+            if late
+            else f"fits in its window of {window}, but takes SMs and bandwidth from it"
+        )
+        why = f"{format_seconds(float(top.total_s))} {place}"
+    return f"{whole}: the largest tax is that of {axis}, {share} ({top.item.what} {top.item.op} over {top.link}; {why})."
 
 
 def comm_of(b: StepBill, axis: str) -> list[Line]:
@@ -164,11 +154,9 @@ def thresholds(b: StepBill) -> LessonInequalities:
     dp_link, tp_link = (next((str(x.link) for x in comm_of(b, axis)), "") for axis in ("dp", "tp"))
     local = float(b.question.micro_batch * plan.share(b.question.context))
     # Each rank sends 1/(tp pp) of the model and computes as little of it, so its size cancels, but not its sparsity.
-    idle = num_params(b.question.model) / num_active_params(b.question.model)
-    # Bytes on the wire over FLOPs of the window, per parameter and token, against the lesson's 4 bytes over 4 FLOPs: ZeRO 0
-    # all-reduces gradients (twice their bytes) behind backward's 4 FLOPs, ZeRO 1 and 2 scatter them once; ZeRO 3 also gathers
-    # bf16 parameters twice, and has both passes, 6 FLOPs, to hide in.
-    grads = DTYPE_BYTES[plan.grads_dtype]
+    idle, grads = num_params(b.question.model) / num_active_params(b.question.model), DTYPE_BYTES[plan.grads_dtype]
+    # Bytes on the wire over FLOPs of the window, against the lesson's 4 over 4: ZeRO 0 all-reduces gradients (twice their bytes)
+    # behind backward's 4 FLOPs, ZeRO 1 and 2 scatter them once, ZeRO 3 also gathers bf16 parameters twice behind 6 FLOPs.
     wire = {0: 2 * grads / 4, 3: (grads + 4) / 6}.get(plan.zero, grads / 4)
     dp = float(dp_token_threshold(rate, _speed(cluster, dp_link))) * wire * idle if dp_link else 0.0
     tp = float(tp_tax(rate, _speed(cluster, tp_link), b.question.model.hidden, plan.tp)) if tp_link else 0.0
@@ -191,10 +179,8 @@ def counterfactuals(b: StepBill) -> list[Counterfactual]:
         except ValueError:
             continue
         step, holds = float(other.step_s), as_is if sent else bool(fits(other))
-        memory = "" if holds else "does not fit in memory"
-        pays = _draft_words(b, step) if one.code == "plain" else ""
-        note = "; ".join(x for x in (one.note, memory, pays) if x)
-        answers.append(replace(one, note=note, step_s=step, delta_s=step - now, fits=holds))
+        notes = one.note, "" if holds else "does not fit in memory", _draft_words(b, step) if one.code == "plain" else ""
+        answers.append(replace(one, note="; ".join(filter(None, notes)), step_s=step, delta_s=step - now, fits=holds))
     return answers
 
 
@@ -238,8 +224,7 @@ def tries(b: StepBill) -> Iterator[Counterfactual]:
         (q.speculative, _try("plain", "no drafted tokens", speculative=0)),
     )
     yield from (one for applies, one in applied if applies)
-    note = f"the same batch and length as a {other} step"
-    yield _try("phase", f"{other} instead", note, phase=other, speculative=0, images=0)
+    yield _try("phase", f"{other} instead", f"the same batch and length as a {other} step", phase=other, speculative=0, images=0)
 
 
 def attention_layouts(q: Question) -> Iterator[Counterfactual]:
@@ -277,21 +262,15 @@ def _training_tries(b: StepBill) -> Iterator[Counterfactual]:
         (piped, _try("zb-h1", "zero-bubble zb-h1", schedule="zb-h1")),
     )
     yield from (one for applies, one in applied if applies)
-    tp, dp = int(plan.tp), int(plan.dp)
-    if tp > 1:
-        yield from _trade_tp_for_dp(q, "narrower", tp // 2, dp * 2)
-    if dp % 2 == 0:
-        yield from _trade_tp_for_dp(q, "wider", tp * 2, dp // 2)
+    trades = [("narrower", int(plan.tp) // 2, int(plan.dp) * 2)] * (plan.tp > 1)
+    trades += [("wider", int(plan.tp) * 2, int(plan.dp) // 2)] * (plan.dp % 2 == 0)
+    for code, tp, dp in trades:
+        each, rest = divmod(int(q.batch) * int(plan.dp), dp)
+        if not rest:
+            micro, note = min(int(q.micro_batch), each), "same GPUs and global batch"
+            yield _try(code, f"tp {tp}, dp {dp}", note, tp=tp, dp=dp, batch=each, micro_batch=micro, shard=0)
     if not plan.weights_dtype:
         yield _try("fp8", "fp8 products", weights_dtype="fp8")
-
-
-def _trade_tp_for_dp(q: Question, code: str, tp: int, dp: int) -> Iterator[Counterfactual]:
-    """Yield another tp on the same GPUs with the same global batch, where that divides."""
-    batch = int(q.batch) * int(q.plan.dp)
-    if batch % dp == 0:
-        micro, note = min(int(q.micro_batch), batch // dp), "same GPUs and global batch"
-        yield _try(code, f"tp {tp}, dp {dp}", note, tp=tp, dp=dp, batch=batch // dp, micro_batch=micro, shard=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,12 +291,10 @@ def causes(b: StepBill, measured_mfu: float) -> list[PossibleSlowdown]:
     if not 0 < measured_mfu <= 1:
         rule = "a fraction above 0 and at most 1 is needed (an MFU above 100% is impossible)"
         raise Refusal(f"measured_mfu={measured_mfu:g}: {rule}", "measured_mfu")
-    now = float(b.step_s)
-    measured = now * float(b.mfu) / measured_mfu
-    gap = measured - now
+    now, ranked_causes = float(b.step_s), list[tuple[float, PossibleSlowdown]]()
+    gap = now * float(b.mfu) / measured_mfu - now
     if gap <= 0.02 * now:
         return []
-    ranked_causes = list[tuple[float, PossibleSlowdown]]()
     for tried in _slowdowns(b):
         try:
             step = float(price(b.question.but(**tried.changes)).step_s)
@@ -331,7 +308,6 @@ def causes(b: StepBill, measured_mfu: float) -> list[PossibleSlowdown]:
 
 
 def _slowdowns(b: StepBill) -> Iterator[Counterfactual]:
-    """Yield what-ifs that slow a step down, and happen or do not."""
     q, plan, cluster, engine = b.question, b.question.plan, b.question.cluster, b.question.engine
     for axis in b.async_axes:
         if comm_of(b, axis):
@@ -345,26 +321,23 @@ def _slowdowns(b: StepBill) -> Iterator[Counterfactual]:
     if plan.recompute != "full":
         yield _try(f"{RECOMPUTE}full", "full recomputation is on", recompute="full")
     if engine.trains.attention != "unfused":
-        unfused = engine.but(attention="unfused")
-        yield _try("attention", "attention is not fused", "the score matrix is written", engine=unfused)
+        yield _try("attention", "attention is not fused", "the score matrix is written", engine=engine.but(attention="unfused"))
 
 
 def _sized_slowdowns(b: StepBill, gap: float) -> Iterator[PossibleSlowdown]:
-    """Yield causes with a size: the size that closes the gap."""
     now, compute = float(b.step_s), float(b.compute_s)
     rate, step = compute / (compute + gap), now + gap
     yield PossibleSlowdown("kernels are slower than modelled", step, 1.0, f"all at {rate:.0%} of the modelled rate")
     slow = f"{format_seconds(gap)} per step, {1 / rate:.2f} x its compute"
     yield PossibleSlowdown("one rank is slow, or waits for data", step, 1.0, slow)
-    for axis in TAXES:
-        if comm_of(b, axis):
-            # The share of one axis' bandwidth at which the step takes ``step_s``: bisection, because less hides as it slows.
-            low, high = 1e-6, 1.0
-            for _ in range(30):
-                middle = (low * high) ** 0.5
-                slower = float(price(b.question.but(slow_axis=axis, slow_links=middle)).step_s) > step
-                low, high = (middle, high) if slower else (low, middle)
-            yield PossibleSlowdown(f"{axis} links are slow", step, 1.0, f"at {low:.1%} of the modelled bandwidth")
+    for axis in (axis for axis in TAXES if comm_of(b, axis)):
+        # The share of one axis' bandwidth at which the step takes ``step_s``: bisection, because less hides as it slows.
+        low, high = 1e-6, 1.0
+        for _ in range(30):
+            middle = (low * high) ** 0.5
+            slower = float(price(b.question.but(slow_axis=axis, slow_links=middle)).step_s) > step
+            low, high = (middle, high) if slower else (low, middle)
+        yield PossibleSlowdown(f"{axis} links are slow", step, 1.0, f"at {low:.1%} of the modelled bandwidth")
     if (bubble := float(b.bubble_s)) > 0:
         longer = f"a bubble of {(bubble + gap) / step:.0%}, not {bubble / now:.0%}"
         yield PossibleSlowdown("the pipeline idles longer", step, 1.0, longer)

@@ -15,7 +15,7 @@ from commtax.units import format_bytes, format_rate, format_seconds, format_si
 from commtax.verbs.billing import USABLE, StepBill
 from commtax.verbs.explain import Counterfactual, LessonInequalities, comm_of, counterfactuals, thresholds, tries, verdict
 from commtax.verbs.fit_advice import plans_with_room
-from commtax.verbs.fitting import Fit, fit_of_step, fits
+from commtax.verbs.fitting import fit_of_step, fits
 from commtax.verbs.settling import fabric_of
 from commtax.verbs.train_fitting import train_holds
 
@@ -92,16 +92,13 @@ def layer_of(b: StepBill) -> LayerTimeline:
         layers, m = float(fullest_layers(b.question.model, plan)), float(plan.microbatches)
         passes: dict[str, list[LayerSegment]] = {"forward": [], "recompute": [], "backward": []}
         beside: dict[str, list[LayerSegment]] = {"forward": [], "backward": []}
-        for x in b.items:
-            if x.kind == "compute" and x.item.part not in ENDS:
-                passes[x.item.during].append(_segment(x, 1 / (layers * m)))
-        for x in b.items:
-            if x.kind != "comm" or x.item.axis == "pp" or x.item.part in ENDS or x.item.stage == "once":
-                continue
+        inside = [x for x in b.items if x.item.part not in ENDS]
+        for x in (x for x in inside if x.kind == "compute"):
+            passes[x.item.during].append(_segment(x, 1 / (layers * m)))
+        for x in (x for x in inside if x.kind == "comm" and x.item.axis != "pp" and x.item.stage != "once"):
             one = _segment(x, 1 / (layers * (m if _runs_per_microbatch(x, b) else 1.0)))
-            waits = x.item.whole_axis not in b.async_axes
             for stage, share in _stages(x, b).items():
-                (passes if waits else beside)[stage].append(one.share_of(share))
+                (beside if x.item.whole_axis in b.async_axes else passes)[stage].append(one.share_of(share))
         ahead, middle = _chain(_interleave_segments(_order_segments(passes["forward"])), beside["forward"], "forward", 0.0)
         back = [*_order_segments(passes["recompute"]), *_interleave_segments(_order_segments(passes["backward"])[::-1])]
         behind, end = _chain(back, beside["backward"], "backward", middle)
@@ -120,18 +117,15 @@ def layer_segments(b: StepBill) -> list[LayerSegment]:
 
 
 def _segment(line: Line, share: float) -> LayerSegment:
-    lane: Lane = "comm" if line.kind == "comm" else "compute"
     times = float(line.item.count) * share
     parts = float(line.fixed_s) * times, float(line.moving_s) * times
-    return LayerSegment(lane, line.item.what, *parts, line, float(line.hidden_s) * share)
+    return LayerSegment("comm" if line.kind == "comm" else "compute", line.item.what, *parts, line, float(line.hidden_s) * share)
 
 
 def _order_segments(segments: list[LayerSegment]) -> list[LayerSegment]:
-    """Order attention before the feed-forward part, with norms before each."""
     norms = [s.share_of(0.5, s.name.replace("norms", "norm")) for s in segments if s.part == "norms"]
     others = sorted((s for s in segments if s.part != "norms"), key=lambda s: ORDER.get(s.line.item.place, len(ORDER)))
-    first, second = ([s for s in others if (s.part in SECOND) == half] for half in (False, True))
-    return [*norms, *first, *norms, *second]
+    return [*norms, *(s for s in others if s.part not in SECOND), *norms, *(s for s in others if s.part in SECOND)]
 
 
 def _chain(chain: list[LayerSegment], beside: list[LayerSegment], stage: Stage, start: float) -> tuple[list[Bar], float]:
@@ -154,21 +148,19 @@ def _chain(chain: list[LayerSegment], beside: list[LayerSegment], stage: Stage, 
 
 
 def _runs_per_microbatch(line: Line, b: StepBill) -> bool:
-    plan = b.question.plan
-    if line.item.whole_axis != "dp":
-        return True
-    return int(plan.pp) == 1 if plan.zero == 3 else plan.zero == 2 and line.item.stage != "update"
+    plan, once = b.question.plan, line.item.stage == "update"
+    return line.item.whole_axis != "dp" or (int(plan.pp) == 1 if plan.zero == 3 else plan.zero == 2 and not once)
 
 
 def _stages(line: Line, b: StepBill) -> dict[str, float]:
     """Return in which passes a collective runs, and which share of it in each."""
-    again = 1.0 if b.question.plan.recompute == "full" else 0.0  # a second forward, inside backward
-    if line.item.stage == "backward":
+    plan, stage = b.question.plan, line.item.stage
+    again = 1.0 if plan.recompute == "full" else 0.0  # a second forward, inside backward
+    if stage == "backward":
         return {"backward": 1.0}
     if line.item.whole_axis == "dp":
-        twice = b.question.plan.zero == 3 and int(b.question.plan.pp) == 1
-        return {"forward": 0.5, "backward": 0.5} if twice else {"forward": 1.0}
-    if line.item.stage == "forward":
+        return {"forward": 0.5, "backward": 0.5} if plan.zero == 3 and int(plan.pp) == 1 else {"forward": 1.0}
+    if stage == "forward":
         return {"forward": 1 / (1 + again)} | ({"backward": again / (1 + again)} if again else {})
     return {"forward": 1 / (2 + again), "backward": (1 + again) / (2 + again)}  # dispatch, keys: in every pass
 
@@ -178,8 +170,7 @@ def _interleave_segments(segments: list[LayerSegment]) -> list[LayerSegment]:
     whole = [s for s in segments if s.part == "layers"]
     rest = [s for s in segments if s not in whole]
     kinds = [s.part in SECOND for s in rest]
-    cut = next((i for i in range(1, len(rest)) if kinds[i] != kinds[i - 1]), len(rest))
-    half = [s.share_of(0.5) for s in whole]
+    cut, half = next((i for i in range(1, len(rest)) if kinds[i] != kinds[i - 1]), len(rest)), [s.share_of(0.5) for s in whole]
     return [*rest[:cut], *half, *rest[cut:], *half]
 
 
@@ -255,8 +246,7 @@ class ExplainedStep:
         """The techniques that would gain most on a served step, beside those that a what-if is about."""
         from commtax.verbs.worth import gaining_most  # not for those who look at the step itself
 
-        priced = [one.changes for one in tries(self.bill)]
-        return [] if self.bill.question.trains else gaining_most(self.bill.question, priced)
+        return [] if self.bill.question.trains else gaining_most(self.bill.question, [one.changes for one in tries(self.bill)])
 
     @cached_property
     def verdict(self) -> str:
@@ -287,7 +277,15 @@ class ExplainedStep:
             room, seqs, each = fit_of_step(q), int(q.batch), int(q.context) + 1
             tokens, holds = room.kv_tokens, room.holds_one and room.holds(seqs, each)
             note = f"room for {tokens:,} cached tokens per replica; this batch has {seqs * each:,}"
-            sizes = _served_parts(room, seqs, seqs * each)
+            blocks = room.kv_bytes_per_token * (seqs * each) + room.state_bytes_per_sequence_per_rank * seqs
+            if not room.state_bytes_per_sequence_per_rank and (whole := int(room.pool.tokens(room.kv_blocks))):
+                blocks = room.kv_bytes * (seqs * each) / whole
+            sizes = {
+                "weights": room.weights_bytes,
+                "activations": room.activation_bytes,
+                "graphs and other": room.other_bytes + room.graph_bytes,
+                "KV cache of this batch": blocks,  # and its states
+            }
         parts = [MemoryPart(name, nbytes) for name, nbytes in sizes.items() if nbytes]
         return Memory(q.cluster.chip.visible_bytes, sum(part.nbytes for part in parts), holds, parts, tokens, note)
 
@@ -321,11 +319,10 @@ class ExplainedStep:
             return Binding(axis, "compute-bound: communication is small or hidden")
         lines = [x for x in b.items if x.kind in ("comm", "bubble") and x.item.whole_axis == axis]
         top = max(lines, key=lambda x: float(x.exposed_s))
+        exposed, kind = format_seconds(float(top.exposed_s)), "latency" if float(top.fixed_s) > float(top.moving_s) else "bandwidth"
         if top.kind == "bubble":
-            return Binding(axis, f"the pipeline's bubble, {format_seconds(float(top.exposed_s))} per step")
-        kind = "latency" if float(top.fixed_s) > float(top.moving_s) else "bandwidth"
-        what = f"{kind} of {top.item.what} {top.item.op} over {top.link}"
-        return Binding(axis, f"{what}, {format_seconds(float(top.exposed_s))} exposed")
+            return Binding(axis, f"the pipeline's bubble, {exposed} per step")
+        return Binding(axis, f"{kind} of {top.item.what} {top.item.op} over {top.link}, {exposed} exposed")
 
     @cached_property
     def axes(self) -> list[AxisTax]:
@@ -334,11 +331,9 @@ class ExplainedStep:
 
 
 def _tax(step: ExplainedStep, axis: AxisName, lines: list[Line]) -> AxisTax:
-    b = step.bill
+    b, trains, exposed = step.bill, step.bill.question.trains, float(step.bill.exposed_on(axis))
     top = max(lines, key=lambda x: (float(x.exposed_s), float(x.total_s)))
-    bubble = float(b.bubble_s) if b.question.trains and axis == "pp" else 0.0
-    exposed = float(b.exposed_on(axis))
-    overlaps = b.question.trains and axis in b.async_axes
+    bubble = float(b.bubble_s) if trains and axis == "pp" else 0.0
     return AxisTax(
         axis=axis,
         collective=f"{top.item.what} {top.item.op}",
@@ -348,67 +343,46 @@ def _tax(step: ExplainedStep, axis: AxisName, lines: list[Line]) -> AxisTax:
         link=str(top.link),
         more=len(lines) - 1,
         top_s=float(top.total_s),
-        window_s=float(top.window_s) if b.question.trains and b.runs_beside(top) else 0.0,
+        window_s=float(top.window_s) if trains and b.runs_beside(top) else 0.0,
         comm_s=sum(float(x.total_s) for x in lines),
         exposed_s=exposed,
         bubble_s=bubble,
         tax=(exposed + bubble) / float(b.step_s),
-        hidden=overlaps and all(float(x.total_s) <= float(x.window_s) for x in lines),
+        hidden=trains and axis in b.async_axes and all(float(x.total_s) <= float(x.window_s) for x in lines),
         binding=axis == step.binding.axis,
         formula=formula(top, b.question.cluster.chip),
         source=source(top, step.library),
     )
 
 
-def _served_parts(room: Fit, seqs: int, tokens: int) -> dict[str, float]:
-    whole = int(room.pool.tokens(room.kv_blocks))
-    blocks = room.kv_bytes * tokens / whole if whole else room.kv_bytes_per_token * tokens
-    if room.state_bytes_per_sequence_per_rank:
-        blocks = room.kv_bytes_per_token * tokens + room.state_bytes_per_sequence_per_rank * seqs
-    return {
-        "weights": room.weights_bytes,
-        "activations": room.activation_bytes,
-        "graphs and other": room.other_bytes + room.graph_bytes,
-        "KV cache of this batch": blocks,  # and its states
-    }
-
-
 def formula(line: Line, chip: Chip) -> str:
     """Write a line's seconds as ``64 × (4.83 µs + 2·(8−1)/8·8 KiB ÷ 66.6 GB/s) = 323 µs``: times, latency, bytes sent over the rate
     they move at."""
-    each, total = _per_call_words(line, chip), format_seconds(float(line.total_s))
-    count = float(line.item.count)
-    if count == 1:
-        return f"{each} = {total}"
+    each, count = _per_call_words(line, chip), float(line.item.count)
     times = f"{count:,.0f}" if count == int(count) else f"{count:.4g}"
-    return f"{times} × ({each}) = {total}"
+    return f"{each if count == 1 else f'{times} × ({each})'} = {format_seconds(float(line.total_s))}"
 
 
 def _per_call_words(line: Line, chip: Chip) -> str:
-    fixed, moving = float(line.fixed_s), float(line.moving_s)
-    first = [format_seconds(fixed)] if fixed > 0 or moving <= 0 else []
-    return " + ".join([*first, *([_moving_words(line, chip, moving)] if moving > 0 else [])])
-
-
-def _moving_words(line: Line, chip: Chip, seconds: float) -> str:
-    """Write bytes over the rate at which they move, or FLOPs where arithmetic binds."""
-    item, nbytes, ranks = line.item, float(line.item.nbytes), int(line.item.ranks)
+    fixed, seconds, item = float(line.fixed_s), float(line.moving_s), line.item
+    nbytes, flops, ranks = float(item.nbytes), float(line.flops), int(item.ranks)
+    if seconds <= 0:
+        return format_seconds(fixed)
     if line.kind == "comm" and nbytes > 0 and ranks > 1:
-        sent = float(item.sent_bytes_per_rank) / float(item.count)
-        factor = WIRE.get(item.op, "({n}−1)/{n}·").format(n=ranks)
-        return f"{factor}{format_bytes(nbytes)} ÷ {format_rate(sent / seconds)}"
-    flops = float(line.flops)
-    if flops / line.peak_flops_per_s > nbytes / chip.memory_Bps:
-        return f"{format_si(flops, 'FLOP')} ÷ {format_si(flops / seconds, 'FLOP/s')}"
-    return f"{format_bytes(nbytes)} ÷ {format_rate(nbytes / seconds)}" if nbytes else format_seconds(seconds)
+        sent, factor = float(item.sent_bytes_per_rank) / float(item.count), WIRE.get(item.op, "({n}−1)/{n}·").format(n=ranks)
+        moving = f"{factor}{format_bytes(nbytes)} ÷ {format_rate(sent / seconds)}"
+    elif flops / line.peak_flops_per_s > nbytes / chip.memory_Bps:
+        moving = f"{format_si(flops, 'FLOP')} ÷ {format_si(flops / seconds, 'FLOP/s')}"
+    else:
+        moving = f"{format_bytes(nbytes)} ÷ {format_rate(nbytes / seconds)}" if nbytes else format_seconds(seconds)
+    return f"{format_seconds(fixed)} + {moving}" if fixed > 0 else moving
 
 
 def share_formula(segment: LayerSegment, chip: Chip) -> str:
     """Write a bar of the layer: the line's sum, and this bar's share of it."""
     line, share = segment.line, segment.seconds
-    if not float(line.total_s):
-        return ""
-    return f"{_per_call_words(line, chip)} each; here {share / float(line.each_s):.3g} × = {format_seconds(share)}"
+    words = f"{_per_call_words(line, chip)} each; here {share / float(line.each_s or 1):.3g} × = {format_seconds(share)}"
+    return words if float(line.total_s) else ""
 
 
 def source(line: Line, library: str) -> str:
@@ -441,25 +415,23 @@ def lesson(b: StepBill) -> Lesson:
 
 
 def _trained_lesson(b: StepBill) -> list[LessonRow]:
-    plan, model, t = b.question.plan, b.question.model, thresholds(b)
-    textbook = napkin.overlap_calculator(
-        model.hidden, model.num_layers, int(plan.tp), int(plan.pp), t.local_tokens, num_microbatches=int(plan.microbatches)
-    )
-    rows = []
+    plan, model, t, rows = b.question.plan, b.question.model, thresholds(b), list[LessonRow]()
+    sizes = model.hidden, model.num_layers, int(plan.tp), int(plan.pp)
+    textbook = napkin.overlap_calculator(*sizes, t.local_tokens, num_microbatches=int(plan.microbatches))
     if plan.tp > 1:
-        ours = float(b.exposed_on("tp")) / float(b.compute_s)
-        rows.append(LessonRow("TP tax, of compute", f"{textbook['tp_tax']:.1%}", f"{ours:.1%}", _tp_why(b, t.tp_tax)))
+        ours = f"{float(b.exposed_on('tp')) / float(b.compute_s):.1%}"
+        rows.append(LessonRow("TP tax, of compute", f"{textbook['tp_tax']:.1%}", ours, _tp_why(b, t.tp_tax)))
     if plan.dp > 1 and t.dp_tokens:
-        side = "hides" if textbook["dp_hides"] else "does not hide"
         whole = sum(float(x.total_s) for x in b.items if x.item.axis in ("dp", "shard", "edp", "replica"))
-        theirs = f"{textbook['dp_threshold']:,.0f}: {t.local_tokens:,.0f} {side}"
-        ours_words = f"{t.dp_tokens:,.0f}: {float(b.exposed_on('dp')) / whole:.0%} of it is exposed"
+        hides = "hides" if textbook["dp_hides"] else "does not hide"
+        theirs = f"{textbook['dp_threshold']:,.0f}: {t.local_tokens:,.0f} {hides}"
+        ours = f"{t.dp_tokens:,.0f}: {float(b.exposed_on('dp')) / whole:.0%} of it is exposed"
         wire = {0: "all-reduced once", 3: "sharded, gathered twice"}.get(plan.zero, "scattered, then gathered")
         why = (
             f"peak·MFU/BW supposes 40% MFU and 50 GB/s; ours takes this step's own rate and link, gradients in "
             f"{plan.grads_dtype} {wire}; one bucket hides nowhere, and what hides takes SMs and bandwidth from compute"
         )
-        rows.append(LessonRow("DP threshold, tokens per GPU", theirs, ours_words, why))
+        rows.append(LessonRow("DP threshold, tokens per GPU", theirs, ours, why))
     if plan.pp > 1:
         why = "(pp−1)/(M+pp−1) is of equal stages alone; ours is of the whole step, with its schedule, taxes and the update"
         rows.append(LessonRow("PP bubble", f"{textbook['pp_bubble']:.1%}", f"{float(b.bubble_fraction):.1%}", why))
@@ -484,22 +456,15 @@ def _tp_why(b: StepBill, formula: float) -> str:
 
 
 def _served_lesson(b: StepBill) -> list[LessonRow]:
-    """Return rows of a served step: of the training lesson, bytes over bandwidth and the TP tax of a forward pass apply."""
     lines = [x for x in b.items if x.kind == "comm" and x.item.axis == "tp" and x.item.op == "all-reduce"]
     if not lines:
         return []
     top, q = max(lines, key=lambda x: float(x.exposed_s)), b.question
     tax = napkin.overlap_calculator(q.model.hidden, q.model.num_layers, int(q.plan.tp), int(q.plan.pp), 1)["tp_tax"]
-    ours = float(b.exposed_on("tp")) / float(b.compute_s)
-    each = 2 * float(top.item.nbytes) / LESSON_BPS
+    theirs, ours = f"2S/BW = {format_seconds(2 * float(top.item.nbytes) / LESSON_BPS)}", format_seconds(float(top.each_s))
+    alone = f"bytes over bandwidth alone; {format_seconds(float(top.fixed_s))} of ours is latency, which no bandwidth buys back"
     degree = f"the textbook counts {format_rate(LESSON_BPS)} (both directions), no latency and the tax of TP 2 at every degree"
     reads = "; and decoding reads weights rather than multiplies, so its compute is not FLOPs over peak"
-    return [
-        LessonRow(
-            "one all-reduce",
-            f"2S/BW = {format_seconds(each)}",
-            format_seconds(float(top.each_s)),
-            f"bytes over bandwidth alone; {format_seconds(float(top.fixed_s))} of ours is latency, which no bandwidth buys back",
-        ),
-        LessonRow("TP tax, of compute", f"⅓·peak/(BW·h) = {tax:.1%}", f"{ours:.1%}", degree + reads * (q.phase == "decode")),
-    ]
+    share = f"{float(b.exposed_on('tp')) / float(b.compute_s):.1%}"
+    tp_row = LessonRow("TP tax, of compute", f"⅓·peak/(BW·h) = {tax:.1%}", share, degree + reads * (q.phase == "decode"))
+    return [LessonRow("one all-reduce", theirs, ours, alone), tp_row]

@@ -1,8 +1,4 @@
-"""Whether servers start, and what would make a model fit: engine limits, smaller numbers, larger plans.
-
-An engine starts only where its cache holds one request of ``max_model_len`` tokens, and a block for the state of each of
-``max_num_seqs`` sequences where it wants one, in each pool of workers.
-"""
+"""Whether servers start, with room for one request of full length in each pool, and what would make a model fit."""
 
 from __future__ import annotations
 
@@ -57,20 +53,15 @@ def add_advice(judged: Fit) -> Fit:
 
 
 def make_room(judged: Fit) -> Fit | None:
-    """Return the same plan with the engine limits that let it hold more requests of full length.
-
-    None where its caches have memory enough, or where no limit is worth it.
-    """
-    q = judged.question
-    if not caches_are_small(judged.kv_bytes / q.cluster.chip.visible_bytes):
-        return None
+    """Return the same plan with engine limits that make room for more requests, None where caches are large or none is worth it."""
+    q, small = judged.question, caches_are_small(judged.kv_bytes / judged.question.cluster.chip.visible_bytes)
 
     def capacity(changes: Changes) -> float:
         other = judge(with_limits(q, changes))
         most = other.question.limits.max_num_seqs if judged.fits else 1.0  # what does not fit shall hold one request
         return min(other.max_concurrency, most) if other.is_safe else 0.0
 
-    changes = limits_worth_changing(judged, capacity, capacity)
+    changes = limits_worth_changing(judged, capacity, capacity) if small else None
     return judge(with_limits(q, changes)) if changes else None
 
 
@@ -88,8 +79,7 @@ def limits_worth_changing(judged: Fit, gain: Callable[[Changes], float], room: C
 def with_limits(q: Settled, changes: Changes) -> Settled:
     """Return a question with all limits explicit and some changed. A share of memory that the engine chose is chosen anew."""
     usual = limits_of(replace(q, limits=replace(q.limits, gpu_memory_utilization=0.0)))
-    chosen_anew = {SHARE: 0.0} if usual == q.limits else {}
-    changed = replace(q, limits=replace(q.limits, **{**chosen_anew, **changes}))
+    changed = replace(q, limits=replace(q.limits, **{**({SHARE: 0.0} if usual == q.limits else {}), **changes}))
     return replace(changed, limits=limits_of(changed))
 
 
@@ -119,12 +109,10 @@ def limit_costs(roomier: Fit, judged: Fit) -> str:
 
 
 def _advise(settings: Sequence[OptionValue], why: str = "") -> Note:
-    """Return options to set, and why in brackets."""
     return words("advice", settings=settings, why=f" ({why})" * bool(why))
 
 
 def _advice(failed: Fit) -> list[Note]:
-    """Return the nearest changes that would make it fit, each tried, as options to set."""
     q, room = failed.question, failed.question.limits
     if failed.over_bytes:
         left = room.kv_cache_memory_bytes - failed.over_bytes
@@ -152,21 +140,23 @@ def plans_with_room(failed: Fit, enough: Callable[[Fit], bool] = attrgetter("fit
     current, now, dp, spread = (plan.tp, plan.pp), int(plan.tp) * int(plan.pp), int(plan.dp), bool(plan.ep > 1)
     full, unit = catalog.whole_host(base), catalog.whole_unit(base)
     may_fit = screen(q, spread)
-    wanted = q.plain().but(
-        ep=AUTO_EP if spread else 1, replicas=1, sequence_parallel=q.engine.trains.sequence_parallel, profile=None
-    )
+    wanted = q.plain().but(ep=AUTO_EP if spread else 1, replicas=1, profile=None)
+    wanted = wanted.but(sequence_parallel=q.engine.trains.sequence_parallel)
     places = [base] + [catalog.with_hosts(base, n * unit, full) for n in (1, 2, 4, 8, 16, 32, 64)]
-    for place in {place.key: place for place in places if place.num_gpus >= now * dp}.values():
-        for candidate in candidates(
-            wanted.but(cluster=place), may=lambda t, p: t * p >= now and (t, p) != current and may_fit(t, p)
-        ):
-            if enough(judge(candidate)):
-                size = int(candidate.plan.tp) * int(candidate.plan.pp)
-                sizes = [OptionValue("tp", str(candidate.plan.tp))]
-                sizes += [OptionValue("pp", str(candidate.plan.pp))] if candidate.plan.pp != 1 or plan.pp != 1 else []
-                sizes += [OptionValue("cluster", place.key)] if place.key != base.key else []
-                return [*_split_caches(q, enough), _advise(sizes, plural(size * dp, "GPU"))]
-    return _split_caches(q, enough)
+    places = list({place.key: place for place in places if place.num_gpus >= now * dp}.values())
+    split = _split_caches(q, enough)
+
+    def may(t: int, p: int) -> bool:
+        return t * p >= now and (t, p) != current and may_fit(t, p)
+
+    tried = ((place, candidate) for place in places for candidate in candidates(wanted.but(cluster=place), may=may))
+    for place, candidate in tried:
+        if enough(judge(candidate)):
+            tp, pp = int(candidate.plan.tp), int(candidate.plan.pp)
+            sizes = [OptionValue("tp", str(tp))] + [OptionValue("pp", str(pp))] * (pp != 1 or plan.pp != 1)
+            sizes += [OptionValue("cluster", place.key)] * (place.key != base.key)
+            return [*split, _advise(sizes, plural(tp * pp * dp, "GPU"))]
+    return split
 
 
 def _split_caches(q: Settled, enough: Callable[[Fit], bool]) -> list[Note]:
@@ -191,17 +181,15 @@ ROUND = 256  # lengths that were not requested are whole multiples of this many 
 def starts(workers: Question) -> Condition:
     """Return whether workers start with the requested limits, if any. Arrays as the plan."""
     length, seqs = workers.limits.max_model_len, workers.limits.max_num_seqs
-    return engine_limits.starts(
-        full_length_requests(workers) if length else 1, seqs, most_seqs_to_start(workers) if seqs else np.inf
-    )
+    most = most_seqs_to_start(workers) if seqs else np.inf
+    return engine_limits.starts(full_length_requests(workers) if length else 1, seqs, most)
 
 
 def pools_of(q: Question) -> Mapping[str, Question]:
     """Return the question of each kind of workers, by what they do."""
     settled = q if isinstance(q, Settled) else settle(q)
-    if not q.requests.disaggregated:
-        return {"": settled.plain()}
-    return {" for prompts": prompter(settled), " for decoding": settled.plain()}
+    plain = settled.plain()
+    return {" for prompts": prompter(settled), " for decoding": plain} if q.requests.disaggregated else {"": plain}
 
 
 def check_lengths(q: Question) -> Question:
@@ -217,9 +205,8 @@ def check_lengths(q: Question) -> Question:
     if trace is not None:
         raise Refusal.about(trace=f"the shortest request has {tokens:,} tokens with its answer, {rule}")
     most = q.model.max_len - int(np.max(q.requests.output_len))
-    nearest = f"; nearest valid input_len: {most}" if most > 0 else ""
-    rule = f"with output_len it makes {tokens:,} tokens, {rule}{nearest}"
-    raise Refusal.of(rule, (most,) if nearest else (), input_len=int(np.max(q.requests.input_len)))
+    rule = f"with output_len it makes {tokens:,} tokens, {rule}" + f"; nearest valid input_len: {most}" * (most > 0)
+    raise Refusal.of(rule, (most,) * (most > 0), input_len=int(np.max(q.requests.input_len)))
 
 
 def _is_judged(q: Question) -> bool:
@@ -231,9 +218,7 @@ def why_it_does_not_start(q: Question) -> Note:
     """Return which workers lack room with the requested limits, and what would help, under the limit's name, else an empty note."""
     if not (q.limits.max_model_len or q.limits.max_num_seqs) or not _is_judged(q):
         return Note("", "")
-    for kind, workers in pools_of(q).items():
-        if starts(workers):
-            continue
+    for kind, workers in ((kind, workers) for kind, workers in pools_of(q).items() if not starts(workers)):
         shortest = {} if workers.limits.max_model_len else {engine_limits.LENGTH: 1}  # which was not requested
         judged = add_advice(holds(judged_by_memory(workers.but(**shortest))))
         remedies = ", or with ".join(judged.advice)
@@ -286,8 +271,8 @@ def max_num_seqs_to_start(workers: Question, wanted: int = 0) -> int:
 
 def startable(workers: AnyQuestion) -> AnyQuestion:
     """Return the same workers with as many sequences as they start with."""
-    limits = workers.limits
-    return replace(workers, limits=replace(limits, max_num_seqs=max_num_seqs_to_start(workers, limits.max_num_seqs)))
+    seqs = max_num_seqs_to_start(workers, workers.limits.max_num_seqs)
+    return replace(workers, limits=replace(workers.limits, max_num_seqs=seqs))
 
 
 @cache_answers

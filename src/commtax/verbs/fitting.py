@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import field
 from functools import cache, reduce
 from typing import ClassVar, Literal
@@ -26,10 +27,13 @@ from commtax.verbs.billing import USABLE, StepBill
 from commtax.verbs.kv_caches import cache_tokens as cache_tokens
 from commtax.verbs.settling import AUTO_EP, Settled, replan, settle
 
+May = Callable[[int, int], bool]  # whether (tp, pp) may fit
+
 
 @dataclass(frozen=True, slots=True)
 class Fit(Answer):
     """Whether a plan fits, and what each rank of the tightest stage holds.
+
     >>> import commtax
     >>> commtax.fit("llama-3.1-405b", "8xh100-sxm").advice[0]
     '--dtype fp8 (smaller weights)'
@@ -119,7 +123,6 @@ class Fit(Answer):
 
     @property
     def fits(self) -> bool:
-        """Whether a server starts with these limits."""
         return not self.stopped_by
 
     @property
@@ -156,18 +159,16 @@ def holds(put: Question, *, chosen: bool = True, stages: int | None = None) -> F
     return replace(nearest, chosen=True)
 
 
-def screen(q: Question, auto_ep: bool) -> Callable[[int, int], bool]:
+def screen(q: Question, auto_ep: bool) -> May:
     """Return whether (tp, pp) may fit, judging once per tp. It is false only where judging would find too few blocks.
 
     The fullest of pp stages holds at least 1 / pp of what a single one would, the last one samples, and a block has the bytes
     of at least one layer: of all of a stage's, where they share one window.
     """
-    model, engine, room = q.model, q.engine, q.limits
-    if model.recurrent or any(a.compressed for a in model.attentions):
+    model, engine, room, windows = q.model, q.engine, q.limits, set(q.model.windows)
+    if _has_states(model):
         return lambda *_: True  # blocks of such models are as large as states want them
-    windows = set(model.windows)
-    block = room.block_size * int(q.plan.dcp)
-    flight = kv_caches.in_flight_tokens(q)
+    block, flight = room.block_size * int(q.plan.dcp), kv_caches.in_flight_tokens(q)
     wanted = min(int(CacheGroup(block, window).blocks(room.max_model_len, flight)) for window in windows)
     total, fixed = q.cluster.chip.visible_bytes, room.kv_cache_memory_bytes
 
@@ -186,10 +187,8 @@ def screen(q: Question, auto_ep: bool) -> Callable[[int, int], bool]:
         if fixed:
             free = total - max(loaded / pp + inner, last) - float(memory.other_bytes(one.plan, engine))
             return free * (1 + 1e-9) >= fixed and fixed // most >= wanted
-        fullest, end, deepest = (
-            kv_caches.bytes_left_for_cache(one, weights, peak)
-            for weights, peak in ((loaded / pp, inner), (0.0, last), (0.0, inner))
-        )
+        used = ((loaded / pp, inner), (0.0, last), (0.0, inner))
+        fullest, end, deepest = (kv_caches.bytes_left_for_cache(one, weights, peak) for weights, peak in used)
         return bool(min(fullest, end) >= wanted * page and deepest >= wanted * most)
 
     return may
@@ -213,9 +212,7 @@ def check_memory(q: Question) -> None:
             raise Refusal(f"{name}: fit judges one plan at a time, not arrays of them", name)
 
 
-def candidates(
-    put: Question, pp: int | None = None, may: Callable[[int, int], bool] | None = None, settled: Settled | None = None
-) -> Iterator[Settled]:
+def candidates(put: Question, pp: int | None = None, may: May | None = None, settled: Settled | None = None) -> Iterator[Settled]:
     """Yield legal plans that ``may`` fit, as users try them: tp in a fast domain, then a pipeline. One may be ``settled``."""
     model, cluster = put.model, put.cluster
     heads, groups = model.attention.num_heads, int(put.plan.dp) * int(put.plan.replicas)
@@ -224,19 +221,15 @@ def candidates(
     pairs = [(t, p) for t in reversed(degrees) for p in stages if t * p * groups <= cluster.num_gpus]
     pairs.sort(key=lambda pair: -(-math.prod(pair) * groups // cluster.domain))  # in as few fast domains as have room
     for t, p in [(t, pp) for t in degrees] if pp else [(t, 1) for t in degrees] + pairs:
-        if may and not may(t, p):
-            continue
-        try:
-            yield settled if settled and (t, p) == (settled.plan.tp, settled.plan.pp) else settle(put.but(tp=t, pp=p))
-        except Refusal:  # a rule that joins tp with another axis
-            continue
+        with suppress(Refusal):  # of a rule that joins tp with another axis
+            if not may or may(t, p):
+                yield settled if settled and (t, p) == (settled.plan.tp, settled.plan.pp) else settle(put.but(tp=t, pp=p))
 
 
 def judge(q: Settled) -> Fit:
     """Judge the memory of the tightest pipeline stage of a legal plan: the one that leaves the fewest KV blocks."""
     pp = int(q.plan.pp)
-    stages = kv_caches.different_stages(q, pp)
-    return min((_stage(q, stage, pp) for stage in stages), key=lambda f: (f.kv_blocks, f.kv_bytes))
+    return min((_stage(q, stage, pp) for stage in kv_caches.different_stages(q, pp)), key=lambda f: (f.kv_blocks, f.kv_bytes))
 
 
 def state_tokens(q: Question) -> Number:
@@ -260,8 +253,7 @@ def _has_states(model: Model) -> bool:
 
 def _worst_of_stages(q: Question, figure: Callable[[KvPool], Number], worst: Callable[[Number, Number], Number]) -> Number:
     """Return the worst figure of the pools of all different stages. Arrays of plans have one for each number of stages."""
-    plan, size = q.plan, q.limits.block_size or q.engine.memory.block_size
-    many = np.asarray(plan.pp)
+    size, many = q.limits.block_size or q.engine.memory.block_size, np.asarray(q.plan.pp)
 
     def of(pp: int) -> Number:
         return reduce(worst, (figure(stage_pool(q, stage, pp, size)) for stage in kv_caches.different_stages(q, pp)))
@@ -341,9 +333,7 @@ def fit_of_step(q: Settled) -> Fit:
 def fits(priced: StepBill) -> Condition:
     """Return whether a rank's memory holds the step: all that training keeps, or KV of ``batch`` x ``context`` tokens."""
     q = priced.question
-    if q.trains:
-        return priced.memory.total <= USABLE * q.cluster.chip.visible_bytes
-    return step_fits(q)
+    return priced.memory.total <= USABLE * q.cluster.chip.visible_bytes if q.trains else step_fits(q)
 
 
 def step_fits(q: Settled) -> bool:

@@ -1,7 +1,4 @@
-"""KV caches of a question: the room that limits, weights and activations leave for them, and what carries them between workers.
-
-The room is what engines count, of one plan or of arrays of them.
-"""
+"""KV caches of one plan or of arrays: the room that engines count beside weights and activations, and what carries them away."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -42,8 +39,7 @@ def cache_tokens(q: Question) -> Number:
 
     They are ``judge(...).kv_tokens`` of each; where requests have states, those take the room of ``state_tokens`` of them.
     """
-    limits = replace(q.limits, max_model_len=0)
-    return _of_plans(replace(q.normal(), limits=limits, codes=q.codes), _stage_tokens)
+    return _of_plans(replace(q.normal(), limits=replace(q.limits, max_model_len=0), codes=q.codes), _stage_tokens)
 
 
 def full_length_requests(q: Question) -> Number:
@@ -55,11 +51,10 @@ def full_length_requests(q: Question) -> Number:
 @cache_answers
 def _of_plans(q: Question, figure: Callable[[Question, int, int], Number]) -> Number:
     """Return a figure of a stage, by its number and how many there are: of the stage where it is least, of each plan."""
-    plan = q.plan
-    shape = np.broadcast_shapes(*(np.shape(x) for x in (plan.tp, plan.pp, plan.dp, plan.ep)))
-    axes = [np.broadcast_to(x, shape).ravel() for x in (plan.tp, plan.pp, plan.dp, plan.ep)]
-    legal = np.broadcast_to(np.asarray(q.codes) == 0, shape).ravel()
-    table, where = np.unique(np.stack([*axes, legal], axis=-1), axis=0, return_inverse=True)
+    plan, sizes = q.plan, (q.plan.tp, q.plan.pp, q.plan.dp, q.plan.ep)
+    shape = np.broadcast_shapes(*map(np.shape, sizes))
+    columns = [np.broadcast_to(x, shape).ravel() for x in (*sizes, np.asarray(q.codes) == 0)]
+    table, where = np.unique(np.stack(columns, axis=-1), axis=0, return_inverse=True)
     figures = np.zeros(len(table))
     groups = table[:, 0] * table[:, 1] if q.engine.memory.reserve else 0 * table[:, 0]  # a reserve may grow with a copy's ranks
     for pp, ranks in unique_values(np.stack([table[:, 1], groups], axis=-1)[table[:, 4] == 1], axis=0).astype(int).tolist():
@@ -108,8 +103,7 @@ def _stage_blocks(q: Question, stage: int, pp: int) -> tuple[Number, KvPool]:
 
 def stage_contents(q: Question, stage: int, pp: int) -> tuple[list[memory.WeightLine], Number, KvPool]:
     """Return what a rank of a stage holds: its weights, its activations at their peak, and how it keeps keys and values."""
-    model, plan, engine, room = q.model, q.plan, q.engine, q.limits
-    last = stage == pp - 1
+    model, plan, engine, room, last = q.model, q.plan, q.engine, q.limits, stage == pp - 1
     sampled = room.max_num_seqs * (2 if q.speculative else 1)  # with a draft, in vLLM's dummy run of its rejection sampler
     peak = memory.activation_bytes(model, plan, engine, room.max_num_batched_tokens, sampled, last)
     drafting = memory.drafter_weights(drafter_of(q), plan, engine) if last else []

@@ -1,9 +1,8 @@
 """The load of a question: what users write, the stream of requests that follows, and the sample that stands for a large fleet.
 
-Round robin sends each replica every n-th request, so that its requests come the more regularly the more replicas there are: gaps
-of the gamma distribution, of which n make one again. Of least-loaded replicas a few choose among themselves as all do among all.
-A router by prefixes keeps requests with common text together: a sample has its share of the texts, each as often as it comes,
-and some replicas beside: requests that come before a cache has their text go to one each.
+Of round robin each replica gets every n-th request, whose gaps are sums of n of a gamma distribution. Least-loaded replicas choose
+among a few as among all. A router by prefixes keeps common text together: a sample has its share of the texts, and some replicas
+beside for requests that come before a cache has their text.
 """
 
 from collections.abc import Iterator, Mapping
@@ -60,7 +59,6 @@ def split(options: Mapping[str, object]) -> tuple[Options, OfferedRequests]:
 
 
 def _trace(fields: Options) -> RequestStream:
-    """Return the requests of a trace. Refuse other options on their times and lengths."""
     source = fields.pop("trace")
     for name, option in taken_by("serve()").items():
         if option.drawn and name in fields:
@@ -80,12 +78,10 @@ def _check(fields: Mapping[str, object], offered: OfferedRequests) -> None:
     if offered.request_rate and "concurrency" in fields:
         rule = "clients of a closed loop have no rate; max_concurrency limits what is in flight beside one"
         raise Refusal.about(concurrency=rule)
-    if not offered.request_rate and offered.trace is None:
-        rule = "belongs to a request_rate or a trace; a closed loop has concurrency and num_prompts"
-        if offered.duration_s != inf:
-            raise Refusal.about(duration=rule)
-        if offered.max_in_flight != inf:
-            raise Refusal.about(max_concurrency=rule)
+    for name, value in {"duration": offered.duration_s, "max_concurrency": offered.max_in_flight}.items():
+        if value != inf and not offered.request_rate and offered.trace is None:
+            rule = "belongs to a request_rate or a trace; a closed loop has concurrency and num_prompts"
+            raise Refusal.about(**{name: rule})
     if offered.ramp_up_s and offered.request_rate:
         raise Refusal.about(ramp_up="belongs to a closed loop, whose clients start one after the other")
     if isfinite(offered.duration_s) and offered.trace is None and offered.request_rate * offered.duration_s > MOST_SERVED:
@@ -97,7 +93,6 @@ def _check(fields: Mapping[str, object], offered: OfferedRequests) -> None:
 
 
 def _cut_trace(offered: OfferedRequests, fields: Mapping[str, object]) -> OfferedRequests:
-    """Return a trace of as many requests as are wanted, to as many clients as there are."""
     stream = offered.trace
     if stream is None:
         return offered
@@ -121,13 +116,12 @@ def stream_of(q: Question) -> RequestStream:
     offered, wanted = q.offered, q.requests
     if offered.trace is not None:
         return offered.trace
-    count = int(wanted.num_prompts) if np.isfinite(wanted.num_prompts) else None if isfinite(offered.duration_s) else PROMPTS
-    closed = not offered.request_rate
+    closed, count = not offered.request_rate, None if isfinite(offered.duration_s) else PROMPTS
     stream = draw_stream(
         rate=offered.request_rate or inf,
         inputs=offered.inputs or _lengths(wanted.input_len, wanted.spread),
         outputs=offered.outputs or _lengths(wanted.output_len, wanted.spread),
-        count=count,
+        count=int(wanted.num_prompts) if np.isfinite(wanted.num_prompts) else count,
         duration_s=offered.duration_s,
         burstiness=offered.burstiness,
         seed=offered.seed,
@@ -139,12 +133,10 @@ def stream_of(q: Question) -> RequestStream:
     if not (closed and offered.ramp_up_s):
         return stream
     clients = min(len(stream), int(wanted.concurrency))
-    begin = np.minimum(np.arange(len(stream)), clients) / clients * offered.ramp_up_s
-    return replace(stream, arrival_s=begin)
+    return replace(stream, arrival_s=np.minimum(np.arange(len(stream)), clients) / clients * offered.ramp_up_s)
 
 
 def _lengths(mean: object, spread: object) -> Lengths:
-    """Return lengths that vary by a share of their mean to either side."""
     mean, spread = float(mean), float(spread)  # type: ignore[arg-type]
     low = max(1.0, round(mean * (1 - spread)))
     high = round(2 * mean - low)  # as far above as below: none is shorter than 1 token, and the mean is what was asked
@@ -167,10 +159,8 @@ def lengths_note(q: Question) -> Note:
 def length_notes(q: Question, stream: RequestStream) -> Iterator[Note]:
     """Yield a note on requests that servers would refuse for their length, which are simulated as if they took them."""
     if refused := int(np.count_nonzero(stream.input_len + stream.output_len > longest_taken(q))):
-        text = (
-            f"{refused:,} of {plural(len(stream), 'request')} are longer than the {longest_taken(q):,} tokens that a server takes"
-        )
-        yield Note("context", f"{text}: it would refuse these, and they are simulated as if it did not")
+        longer = f"{refused:,} of {plural(len(stream), 'request')} are longer than the {longest_taken(q):,} tokens"
+        yield Note("context", f"{longer} that a server takes: it would refuse these, and they are simulated as if it did not")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,28 +176,24 @@ class Sample:
     @property
     def notes(self) -> tuple[Note, ...]:
         """A note that not all replicas were simulated."""
-        if self.size == self.whole:
-            return ()
         text = f"{self.size[0]:,} of {self.whole[0]:,} replicas were simulated, with their share of the requests"
-        return (Note("sample", f"{text}; rates and totals are of all"),)
+        return () if self.size == self.whole else (Note("sample", f"{text}; rates and totals are of all"),)
 
 
 def sample_of(q: Question, least: float = 0.0) -> Sample:
     """Return the sample of a question's fleet that is simulated for it, at least a share of all, or a small fleet itself."""
     wanted, replicas = q.requests, int(q.plan.replicas)
     whole = (int(wanted.decode_workers or 1), int(wanted.prefill_workers or 1)) if wanted.disaggregated else (replicas, 0)
-    entered = whole[1] or whole[0]
+    apart, entered = bool(whole[1]), whole[1] or whole[0]
     used = used_of(q, entered)
-    size = sample_size((whole[0], used) if whole[1] else (used, 0), least, q.offered.router != "round-robin")
+    size = sample_size((whole[0], used) if apart else (used, 0), least, q.offered.router != "round-robin")
     share = Fraction(size[1] or size[0], used)
     if used < entered:
-        beside = unused_size()
-        size = (size[0], min(entered, size[1] + beside)) if whole[1] else (min(entered, size[0] + beside), 0)
+        size = (size[0], min(entered, size[1] + unused_size())) if apart else (min(entered, size[0] + unused_size()), 0)
     if size == whole:
         return Sample(q, Fraction(1), Fraction(1), whole, whole)
-    workers = workers_of(size, bool(whole[1]))
-    decoded = Fraction(size[0], whole[0]) / share if whole[1] else Fraction(1)
-    return Sample(_thinned(q.but(**workers), share, size[1] or size[0], whole[1] or whole[0]), share, decoded, size, whole)
+    decoded = Fraction(size[0], whole[0]) / share if apart else Fraction(1)
+    return Sample(_thinned(q.but(**workers_of(size, apart)), share, size[1] or size[0], entered), share, decoded, size, whole)
 
 
 def workers_of(size: Size, apart: bool) -> dict[str, int]:
@@ -225,9 +211,8 @@ def serving_sample(q: Question) -> Sample:
     drawn = q.requests.num_prompts, q.offered.duration_s * (q.offered.request_rate or inf)  # without an end where nobody says one
     count = float(min(drawn) if q.offered.trace is None else len(q.offered.trace))
     sample = sample_of(q, 1.0 if q.requests.disaggregated else least_share(count, clients))
-    if not closed or sample.share == 1:
-        return sample
-    return replace(sample, share=Fraction(int(sample.question.requests.concurrency), int(clients)))
+    left = sample.question.requests.concurrency
+    return replace(sample, share=Fraction(int(left), int(clients))) if closed and sample.share != 1 else sample
 
 
 def used_of(q: Question, replicas: int) -> int:
@@ -244,8 +229,7 @@ def _groups(stream: RequestStream) -> Array:
     """Return each request's group, numbered as they first come. A prompt without common text has its own group."""
     if stream.prefixes is None:
         return np.arange(len(stream))
-    numbers: dict[object, int] = {}
-    roots = ((ids[0] if ids else (i,)) for i, ids in enumerate(stream.prefixes))
+    numbers, roots = dict[object, int](), ((ids[0] if ids else (i,)) for i, ids in enumerate(stream.prefixes))
     return np.array([numbers.setdefault(root, len(numbers)) for root in roots], dtype=np.int64)
 
 

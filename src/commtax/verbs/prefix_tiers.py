@@ -37,18 +37,12 @@ def prefix_loading_s(worker: Question, tokens: Number) -> Number:
     where, plan, model = tier(worker.techniques.kv_tier), worker.plan, worker.model
     nbytes = (kv_bytes_per_token(model, plan) * tokens + state_bytes_per_sequence(model, plan)) / plan.pp
     page = worker.limits.block_size or worker.engine.memory.block_size
-    return loading_s(nbytes, np.ceil(tokens / page), _tier_Bps(worker) * where.share, where.piece_s, where.transfer_s)
-
-
-def _tier_Bps(worker: Question) -> Number:
-    where, place = tier(worker.techniques.kv_tier), worker.cluster
-    if where.networked:
-        return outside_Bps(place, worker.plan.num_gpus)
-    host_rate = host_Bps(place.chip)
-    if not host_rate:
-        rule = f"how {place.chip.key} is linked to its host's memory is not known"
+    host_rate = host_Bps(worker.cluster.chip)
+    if not where.networked and not host_rate:
+        rule = f"how {worker.cluster.chip.key} is linked to its host's memory is not known"
         raise Refusal(rule, "technique", subject=f"kv-offload={where.key}")
-    return min(where.bandwidth_Bps, host_rate) if where.bandwidth_Bps else host_rate
+    rate = outside_Bps(worker.cluster, plan.num_gpus) if where.networked else min(where.bandwidth_Bps or np.inf, host_rate)
+    return loading_s(nbytes, np.ceil(tokens / page), rate * where.share, where.piece_s, where.transfer_s)
 
 
 def prefix_return(worker: Question, tokens: float) -> PrefixReturn:
@@ -65,12 +59,9 @@ def prefix_return(worker: Question, tokens: float) -> PrefixReturn:
 
 def break_even(tokens: Array, loaded_s: Array, computed_s: Array) -> float:
     """Return the least length from which on loading is faster than computing at all lengths tried, else infinity."""
-    slower = np.flatnonzero(loaded_s >= computed_s)
-    if not len(slower):
-        return float(tokens[0])
-    last = int(slower[-1])
-    if last + 1 == len(tokens):
-        return float(np.inf)
+    last = int(np.flatnonzero(loaded_s >= computed_s)[-1]) if np.any(loaded_s >= computed_s) else -1
+    if last in (-1, len(tokens) - 1):
+        return float(tokens[0] if last < 0 else np.inf)
     # between the last that loses and the first that wins, both are taken to grow evenly; what the host's time hides costs nothing
     before, after = (float(computed_s[i] - loaded_s[i]) for i in (last, last + 1))
     return float(tokens[last] + (tokens[last + 1] - tokens[last]) * -before / (after - before))

@@ -1,7 +1,6 @@
 """What machines' profiles say: how two differ, what one covers of a question, and what its runs teach of latencies.
 
-What is left after a run does not depend on what it will show, only on where it is made (``catalog/posterior.py``): so runs can be
-weighed before any is made. A run shows TPOT and TTFT at its load.
+How sure a run would make us depends on where it is made alone (``catalog/posterior.py``): so runs are weighed before any is made.
 """
 
 from __future__ import annotations
@@ -21,7 +20,11 @@ from commtax.catalog.profile_files import Topic, check_paths, path_rows, run_top
 from commtax.ledger import Z80
 from commtax.question import Question
 from commtax.records import dataclass
-from commtax.spec import Cluster, Engine, Model, Number, Path, Profile, RunLesson
+from commtax.spec import Cluster, Engine, Model, Number, Profile, RunLesson
+
+
+def _change(before: float | None, after: float | None) -> float | None:
+    return None if before in (None, 0.0) or after is None else after / before - 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +37,7 @@ class ConstantDifference:
 
     @property
     def change(self) -> float | None:
-        """The change as a share of what it was."""
-        return None if self.before in (None, 0.0) or self.after is None else self.after / self.before - 1.0
+        return _change(self.before, self.after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class LatencyDifference:
 
     @property
     def change(self) -> float | None:
-        return None if self.before_s is None or self.after_s is None else self.after_s / self.before_s - 1.0
+        return _change(self.before_s, self.after_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +68,15 @@ def difference(first: Profile, second: Profile) -> ProfileDifference:
     """Compare two profiles: constants that are equal are left out, latencies are all listed."""
     before, after = constants_of(first), constants_of(second)
     constants = (ConstantDifference(name, before.get(name), after.get(name)) for name in {**before, **after})
-    words_before, words_after = _words(first), _words(second)
-    words = ((name, words_before.get(name, ""), words_after.get(name, "")) for name in {**words_before, **words_after})
-    return ProfileDifference(
-        first,
-        second,
-        tuple(row for row in words if row[1] != row[2]),
-        tuple(x for x in constants if x.before != x.after),
-        tuple(_latencies(first.lessons, second.lessons)),
+    words = [_words(profile) for profile in (first, second)]
+    rows = ((name, words[0].get(name, ""), words[1].get(name, "")) for name in {**words[0], **words[1]})
+    runs = [_by_run(profile.lessons) for profile in (first, second)]
+    pairs = ((runs[0].get(key), runs[1].get(key)) for key in {**runs[0], **runs[1]})
+    latencies = (
+        LatencyDifference(run, a.measured_s if a else None, b.measured_s if b else None) for a, b in pairs if (run := b or a)
     )
+    unequal = tuple(row for row in rows if row[1] != row[2]), tuple(x for x in constants if x.before != x.after)
+    return ProfileDifference(first, second, *unequal, tuple(latencies))
 
 
 def constants_of(profile: Profile) -> dict[str, float]:
@@ -82,20 +84,15 @@ def constants_of(profile: Profile) -> dict[str, float]:
     numbers = {f"chip {key}": value for key, value in profile.chip.items() if isinstance(value, (int, float))}
     numbers |= {f"chip flops_per_s {dtype}": rate for dtype, rate in profile.chip.get("flops_per_s", {}).items()}
     numbers |= {f"kernels {table} {key}": value for table, constants in profile.tables.items() for key, value in constants.items()}
+    seen = Counter[str]()  # paths of one collective and algorithm are numbered
     for library, paths in profile.libraries.items():
-        numbers |= dict(_path_constants(library, paths))
+        for path, row in zip(paths, path_rows(paths), strict=True):
+            name = f"{library} {path.op} {path.algorithm}"
+            seen[name] += 1
+            name += f" {seen[name]}" if seen[name] > 1 else ""
+            numbers |= {f"{name} {key}": float(getattr(path, key)) for key in physics.PATH if key in row}
+            numbers |= {f"{name} {key} of {n}": x for key in physics.BY_SIZE for n, x in getattr(path, key)}
     return numbers | {f"network {key}": value for key, value in profile.network.items()} | dict(profile.host)
-
-
-def _path_constants(library: str, paths: Sequence[Path]) -> Iterator[tuple[str, float]]:
-    """Yield the constants of a library's paths. Those of one collective and algorithm are numbered."""
-    seen = Counter[str]()
-    for path, row in zip(paths, path_rows(paths), strict=True):
-        name = f"{library} {path.op} {path.algorithm}"
-        seen[name] += 1
-        name += f" {seen[name]}" if seen[name] > 1 else ""
-        yield from ((f"{name} {key}", float(getattr(path, key))) for key in physics.PATH if key in row)
-        yield from ((f"{name} {key} of {n}", x) for key in physics.BY_SIZE for n, x in getattr(path, key))
 
 
 def _words(profile: Profile) -> dict[str, str]:
@@ -106,24 +103,12 @@ def _words(profile: Profile) -> dict[str, str]:
     return {**{name: text for name, text in described.items() if text}, **links, **served}
 
 
-def _latencies(first: Iterable[RunLesson], second: Iterable[RunLesson]) -> Iterator[LatencyDifference]:
-    before, after = _by_run(first), _by_run(second)
-    for key in {**before, **after}:
-        pair = (before.get(key), after.get(key))
-        shown = pair[1] or pair[0]
-        if shown is not None:
-            yield LatencyDifference(shown, *(one.measured_s if one else None for one in pair))
-
-
 def _by_run(lessons: Iterable[RunLesson]) -> dict[tuple[object, ...], RunLesson]:
-    """Return lessons by deployment (whatever its version), metric and load. Repeated runs are numbered."""
     lessons_by_run: dict[tuple[object, ...], RunLesson] = {}
     seen = Counter[tuple[object, ...]]()
     for lesson in lessons:
-        d = lesson.deployment
-        sizes = (d.tp, d.pp, d.dp, d.ep, d.disaggregated)
-        load = tuple(getattr(lesson, key) for key in physics.RUN)
-        key = (d.engine, d.chip, d.model, d.dtype, sizes, lesson.metric, load)
+        d, load = lesson.deployment, tuple(getattr(lesson, key) for key in physics.RUN)
+        key = (d.engine, d.chip, d.model, d.dtype, (d.tp, d.pp, d.dp, d.ep, d.disaggregated), lesson.metric, load)
         lessons_by_run[(*key, seen[key])] = lesson
         seen[key] += 1
     return lessons_by_run
@@ -157,27 +142,21 @@ def coverage(profile: Profile, put: ProfileRequest) -> ProfileCoverage:
         measured_cluster(profile, put.cluster)
         if same_link(profile, "intra", put.cluster):
             check_paths(profile, put.cluster.intra)
-    uses = dict(_uses(profile, put))
-    used, unused = (tuple(part for part, is_used in uses.items() if is_used is wanted) for wanted in (True, False))
-    return ProfileCoverage(profile, tuple(_topics(profile, put)), used, unused)
-
-
-def _uses(profile: Profile, put: ProfileRequest) -> Iterator[tuple[str, bool]]:
-    """Yield the parts of a profile, and whether each is used for the question."""
     place, engine = put.cluster, put.engine
     elsewhere = bool(place and other_chip(profile, place.chip))
     refused = elsewhere and tells_chip(profile)
-    if tells_chip(profile):
-        yield "chip", not elsewhere
-    if profile.tables:
-        yield "kernels", not refused
-    for name, which, part in (("collectives", "intra", profile.libraries), ("network", "inter", profile.network)):
-        if part:
-            yield name, not refused and (place is None or same_link(profile, which, place))
-    if profile.host:
-        yield "host times", not elsewhere and (engine is None or tells_of(profile, engine))
-    if profile.lessons:
-        yield "runs", not refused and (engine is None or any(x.deployment.engine == engine.key for x in profile.lessons))
+    intra, inter = (place is None or same_link(profile, which, place) for which in ("intra", "inter"))
+    ran = engine is None or any(x.deployment.engine == engine.key for x in profile.lessons)
+    uses = (  # parts, whether the profile has each, and whether it is used for the question
+        ("chip", tells_chip(profile), not elsewhere),
+        ("kernels", profile.tables, not refused),
+        ("collectives", profile.libraries, not refused and intra),
+        ("network", profile.network, not refused and inter),
+        ("host times", profile.host, not elsewhere and (engine is None or tells_of(profile, engine))),
+        ("runs", profile.lessons, not refused and ran),
+    )
+    used, unused = (tuple(part for part, has, is_used in uses if has and is_used is wanted) for wanted in (True, False))
+    return ProfileCoverage(profile, tuple(_topics(profile, put)), used, unused)
 
 
 def _topics(profile: Profile, put: ProfileRequest) -> Iterator[Topic]:
@@ -222,8 +201,7 @@ class LearntRest(NamedTuple):
 def learnt_rest(q: Question, metric: str, at: LoadPoint, slopes: Slopes, apart: bool = False) -> LearntRest:
     """Return what no constant explains of one latency, by the profile of a question that has one."""
     assert q.profile
-    deployment = deployment_of(q.engine, q.cluster.chip, q.model, q.plan, apart)
-    post = posterior_of(q.profile)
+    deployment, post = deployment_of(q.engine, q.cluster.chip, q.model, q.plan, apart), posterior_of(q.profile)
     return LearntRest(*post.rest(deployment, metric, at, slopes), post.scale(metric), post.scatter(deployment, metric))
 
 
@@ -259,10 +237,13 @@ class Foresight:
         """Return the covariance that is left once these latencies are measured."""
         return np.asarray(self.covariance - self._gain(runs) @ self.covariance[list(runs)])
 
-    def _gain(self, runs: Sequence[int]) -> Array:
+    def _measured(self, runs: Sequence[int]) -> Array:
+        """Return the covariance of latencies as they are measured, with the noise of each."""
         which = list(runs)
-        measured = self.covariance[np.ix_(which, which)] + np.diag(self.noise[which] ** 2)
-        return np.asarray(self.covariance[:, which] @ np.linalg.inv(measured))
+        return np.asarray(self.covariance[np.ix_(which, which)] + np.diag(self.noise[which] ** 2))
+
+    def _gain(self, runs: Sequence[int]) -> Array:
+        return np.asarray(self.covariance[:, list(runs)] @ np.linalg.inv(self._measured(runs)))
 
     def shown(self, runs: Sequence[int]) -> Self:
         """Return the same with those measured, as far as it is known beforehand: where the means will lie is not."""
@@ -277,17 +258,14 @@ class Foresight:
 
         Every run takes as much of the tails, so they tell no run from another.
         """
-        wanted, seen = list(which), list(runs)
-        cross = self.covariance[np.ix_(wanted, seen)]
-        inverse = np.linalg.inv(self.covariance[np.ix_(seen, seen)] + np.diag(self.noise[seen] ** 2))
-        left = np.diag(self.covariance)[wanted] - ((cross @ inverse) * cross).sum(axis=1)
+        wanted = list(which)
+        cross = self.covariance[np.ix_(wanted, list(runs))]
+        left = np.diag(self.covariance)[wanted] - ((cross @ np.linalg.inv(self._measured(runs))) * cross).sum(axis=1)
         return np.asarray(self._widening[wanted] * np.sqrt(np.maximum(0.0, left) + self.noise[wanted] ** 2))
 
     def learnable(self, runs: Sequence[int]) -> Array:
         """Return a root of the covariance of where the means will move to: runs in columns, for draws of standard normals."""
-        which = list(runs)
-        measured = self.covariance[np.ix_(which, which)] + np.diag(self.noise[which] ** 2)
-        return np.asarray(self.scale[:, None] * (self._gain(runs) @ np.linalg.cholesky(measured)))
+        return np.asarray(self.scale[:, None] * (self._gain(runs) @ np.linalg.cholesky(self._measured(runs))))
 
     @property
     def _widening(self) -> Array:

@@ -17,6 +17,7 @@ from commtax.verbs.settling import Settled
 AnyQuestion = TypeVar("AnyQuestion", bound=Question)
 BATCH, CLIENTS, PROMPT = STEP_AXES[0], "clients", "prompt"
 """What is varied: sequences in the step of each replica, or the clients of all of them; and tokens of a prompt."""
+MOST_BATCH = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class RequestTimes:
         return other.tokens_per_s / self.tokens_per_s if self.overloaded else other.rate / self.rate
 
 
-def loop_around(step: AnyQuestion) -> AnyQuestion:
+def loop_of(step: AnyQuestion) -> AnyQuestion:
     """Return the question with the closed loop whose clients keep its batch running: prompts as long as its context.
 
     A step of prompts alone is one of requests whose first token is the last.
@@ -75,6 +76,16 @@ def requests_served(q: Settled) -> tuple[RequestTimes, tuple[Bill, ...]]:
 def replicas_of(q: Question) -> int:
     """Count the replicas that share the clients: servers, and ranks of attention data parallelism in each."""
     return int(q.plan.dp * q.plan.replicas)
+
+
+def grids(q: Settled, of_step: bool) -> dict[str, Array]:
+    """Return the loads (clients, or the batch that they fill) and the prompt lengths over which gains are swept, by axis."""
+    current = int(q.requests.concurrency) // (replicas_of(q) if of_step else 1)
+    loads = np.union1d(np.geomspace(1, max(MOST_BATCH, 2 * current), 30).astype(int), [current])
+    lengths = np.geomspace(min(64, q.model.max_len), max(2, min(q.model.max_len, 2**20)), 15).astype(int)
+    lengths = np.union1d(lengths, [int(q.requests.input_len)])
+    longest = max(q.model.max_len - int(q.requests.output_len), lengths[0])
+    return {BATCH if of_step else CLIENTS: loads, PROMPT: lengths[lengths <= longest]}
 
 
 def rate_over(q: Settled, axis: str, grid: Array) -> Array:

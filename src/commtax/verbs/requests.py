@@ -1,7 +1,4 @@
-"""Serving requests in time: ``commtax.serve("llama-3.1-70b", "8xh100-sxm", tp=4, request_rate=8, input_len=512)``.
-
-The engine's scheduler is simulated step by step, each step as long as the cost model prices it.
-"""
+"""Requests in time, ``commtax.serve(…, request_rate=8)``: the engine's scheduler, with steps as long as they are priced."""
 
 from __future__ import annotations
 
@@ -77,7 +74,6 @@ class RequestsInTime(Answer):
 
     @property
     def simulated(self) -> Settled:
-        """The question of the replicas that were simulated."""
         return self.part or self.question
 
     @property
@@ -90,7 +86,7 @@ class RequestsInTime(Answer):
         """One row a request, in the order of arrival. The server's fixed time per request is no queue."""
         columns = figures.columns(self.ran)
         waited = np.round(columns["queue_s"] - self.question.engine.host.request_s, NANOSECONDS)
-        moved = {name: np.maximum(0.0, columns[name] + self.late_s) for name in ("ttft_s", "e2e_s")} if self.late_s else {}
+        moved = {name: np.maximum(0.0, columns[name] + self.late_s) for name in ("ttft_s", "e2e_s") if self.late_s}
         return columns | moved | {"queue_s": np.maximum(0.0, waited)}
 
     @property
@@ -133,34 +129,26 @@ class RequestsInTime(Answer):
         """Return ``ttft``, ``tpot``, ``itl``, ``e2e``, ``queue`` or ``wait`` in s: ``_mean``, ``_std``, ``_p50`` to ``_p99``."""
         metric, which = name.rsplit("_", 1)
         if metric == "itl":
-            return self._gap(which)
+            times, counts = self.gaps
+            total = float(counts.sum())
+            if total and which in figures.QUANTILES:
+                ordered, below = self._ordered_gaps
+                return float(ordered[np.searchsorted(below, figures.QUANTILES[which] * total)])
+            mean = float(times @ counts / total) if total else nan
+            return mean if which == "mean" or not total else float(np.sqrt((times - mean) ** 2 @ counts / total))
         values = self.columns[f"{metric}_s"][self.counted]
         values = values[np.isfinite(values)]
-        if not values.size:
-            return nan
-        if which in ("mean", "std"):
-            return float(values.mean() if which == "mean" else values.std())
-        return float(np.quantile(values, figures.QUANTILES[which]))
-
-    def _gap(self, which: str) -> float:
-        times, counts = self.gaps
-        total = float(counts.sum())
-        if not total:
-            return nan
-        mean = float(times @ counts / total)
-        if which in ("mean", "std"):
-            return mean if which == "mean" else float(np.sqrt((times - mean) ** 2 @ counts / total))
-        ordered, below = self._ordered_gaps
-        return float(ordered[np.searchsorted(below, figures.QUANTILES[which] * total)])
+        if values.size and which in figures.QUANTILES:
+            return float(np.quantile(values, figures.QUANTILES[which]))
+        return float(values.mean() if which == "mean" else values.std()) if values.size else nan
 
     @cached_property
     def alike(self) -> ClosedLoop:
         """The closed loop of as many clients as requests run at once: it knows how sure its steps are, and what that rests on."""
-        r = self.simulated.requests
-        seqs = max(1.0, float(np.round(self.mean_running)))
-        like = self.simulated.but(concurrency=seqs * self.fleet.workers.count * self.fleet.workers.ranks, num_prompts=inf)
-        mean = [max(1, round(float(np.mean(lengths)))) for lengths in (self.stream.input_len, self.stream.output_len)]
-        return price_closed_loop(like.but(input_len=mean[0], output_len=mean[1], offered=OfferedRequests(), spread=r.spread))
+        workers, seqs = self.fleet.workers, max(1.0, float(np.round(self.mean_running)))
+        inputs, outputs = (max(1, round(float(np.mean(lengths)))) for lengths in (self.stream.input_len, self.stream.output_len))
+        like = self.simulated.but(concurrency=seqs * workers.count * workers.ranks, num_prompts=inf, offered=OfferedRequests())
+        return price_closed_loop(like.but(input_len=inputs, output_len=outputs, spread=self.simulated.requests.spread))
 
     @cached_property
     def sigma(self) -> float:
@@ -171,14 +159,12 @@ class RequestsInTime(Answer):
     def step_ends(self) -> list[RequestsInTime]:
         """The first requests with steps as short and as long as the range of a step goes, and as they are in between."""
         part = first_requests(self.stream, self.simulated.offered.warmup + _limit_requests(RANGED, self.stream, self.fleet))
-        factor = float(np.exp(Z80 * self.sigma))
-        complete = len(part) == len(self.stream)
+        factor, complete = float(np.exp(Z80 * self.sigma)), len(part) == len(self.stream)
         return [self if complete and by == 1 else self._again(part, by) for by in counted((1 / factor, 1.0, factor))]
 
     @cached_property
     def ends(self) -> list[RequestsInTime]:
-        """The same with what comes before a first token and is no step, as far off as first tokens of the closed loop may be:
-        the server's fixed time, and the way of a cache to another worker.
+        """The same with the server's fixed time and the way of a cache as far off as first tokens of the closed loop may be.
 
         Of 44 published runs at a rate, on plain servers, steps alone hold the mean TTFT of 39.
         """
@@ -193,9 +179,8 @@ class RequestsInTime(Answer):
 
     def range_of(self, name: str, ends: list[RequestsInTime] | None = None) -> tuple[float, float]:
         """Return the 80 % range: with steps and first tokens as early and as late as they may be, in lockstep and out of it."""
-        value = self.statistic(name)
         low, same, high = (end.statistic(name) for end in ends or self.ends)
-        ranges = [range_between(value, low, high, same)]
+        ranges = [range_between(self.statistic(name), low, high, same)]
         if self.out_of_lockstep and not ends:
             ranges.append(self.out_of_lockstep.range_of(name))
         return min(low for low, _ in ranges), max(high for _, high in ranges)
@@ -291,10 +276,8 @@ class RequestsInTime(Answer):
 
     def within(self, ttft_s: float = inf, tpot_s: float = inf, e2e_s: float = inf) -> float:
         """Return the share of the requests that keep to all limits."""
-        seen = self.counted
-        kept = self.columns["ttft_s"][seen] <= ttft_s
-        tpot = self.columns["tpot_s"][seen]
-        return float(np.mean(kept & ((tpot <= tpot_s) | np.isnan(tpot)) & (self.columns["e2e_s"][seen] <= e2e_s)))
+        ttft, tpot, e2e = (self.columns[name][self.counted] for name in ("ttft_s", "tpot_s", "e2e_s"))
+        return float(np.mean((ttft <= ttft_s) & ((tpot <= tpot_s) | np.isnan(tpot)) & (e2e <= e2e_s)))
 
 
 def range_between(value: float, low: float, high: float, same: float | None = None) -> tuple[float, float]:
@@ -306,22 +289,18 @@ def range_between(value: float, low: float, high: float, same: float | None = No
 def capacity_of(stream: RequestStream, fleet: Fleet, hit_rate: float = 0.0, least: int = 2000, prompted: bool = False) -> float:
     """Return the requests/s that a fleet answers when there are always enough: the middle half of a run of all at once.
 
-    As many run at once as there is room for: the first fill the engines together and leave them in a wave, and the last leave
-    them empty. Of five times as many neither is in the middle half. A router that sends requests to the cache that knows their
-    prompts finds none when all come at once: then each comes when another is answered, with more in flight than have room.
+    Of five times as many as there is room for, neither the first wave nor the emptying end is in the middle half. A router to the
+    cache that has a prompt finds none when all come at once: then each comes when another is answered, with more than have room.
     """
     rules, workers = fleet.workers.rules, fleet.workers
     some = (stream.prefixes or ())[:COMPARED]
-    times = Counter(chain.from_iterable(some))
-    shared = (
-        stream.block * sum(n for n in times.values() if n > 1) / max(1, len(some))
-    )  # tokens of prompts whose blocks several use
+    several = sum(n for n in Counter(chain.from_iterable(some)).values() if n > 1)  # blocks that are in several prompts
+    shared = stream.block * several / max(1, len(some))
     each = float(np.mean(stream.input_len) + np.mean(stream.output_len)) - shared + rules.states * rules.block
     seqs = rules.seqs if rules.prefill_first else min(rules.seqs, rules.tokens)
     at_once = min(seqs, max(1.0, rules.blocks * rules.block / each)) * workers.count * workers.ranks
     count = min(20_000, max(_limit_requests(least, stream, fleet), int(5 * at_once / fleet.decoded)))
-    answered = int(count * fleet.decoded)
-    quarter = answered // 4
+    answered, quarter = int(count * fleet.decoded), int(count * fleet.decoded) // 4
     crowd = int(CROWD * at_once) + 1 if fleet.router == "prefix" and stream.prefixes else inf
     repeated = replace(stream.take(np.arange(count) % len(stream)), arrival_s=np.zeros(count), in_flight=crowd)
     ran = run(repeated, fleet, hit_rate, enough=answered - quarter, prompted=prompted)
@@ -331,7 +310,6 @@ def capacity_of(stream: RequestStream, fleet: Fleet, hit_rate: float = 0.0, leas
 
 
 def _limit_requests(count: int, stream: RequestStream, fleet: Fleet) -> int:
-    """Return so many requests, fewer where each takes very many steps."""
     cuts = float(np.mean(stream.input_len)) / fleet.workers.rules.tokens
     return count if cuts <= CUTS else max(200, int(count * CUTS / cuts))
 
@@ -342,38 +320,33 @@ def run_requests(q: Settled, watch: Callable[[ServingRun], None] | None = None) 
     sample = serving_sample(q.plain())
     part = q if sample.size == sample.whole else settle(sample.question)
     stream = stream_of(part)
-    fleet = fleet_of(part, longest_of(stream))
+    longest = longest_of(stream)
+    fleet = fleet_of(part, longest)
     _check_steps(stream, fleet)
     ran = run(stream, fleet, q.offered.prefix_hit_rate, watch)
     ahead = prompter(q) if q.requests.disaggregated else q
-    load_notes = (*length_notes(q, stream), *prefix_notes(ahead), *pool_notes(q), *default_limits_notes(q, longest_of(stream)))
+    load_notes = (*length_notes(q, stream), *prefix_notes(ahead), *pool_notes(q), *default_limits_notes(q, longest))
     notes = (*sample.notes, *q.notes, *draft_notes(q), *link_notes(q), *stream.notes, *load_notes)
     answer = RequestsInTime(q, stream, fleet, ran, notes, part=part, share=float(sample.share))
-    if ran.stopped:
-        return _answered_part(answer)
+    if ran.stopped:  # as if the requests that had been answered were all
+        rows = np.flatnonzero(np.isfinite(ran.book.done_s))
+        if len(rows) <= part.offered.warmup:
+            raise KeyboardInterrupt
+        text = f"interrupted: {len(rows):,} of {len(stream):,} requests had been answered, and figures are theirs alone"
+        ran = replace(ran, book=ran.book.only(rows.tolist()))
+        return replace(answer, stream=stream.take(rows), ran=ran, notes=(Note("interrupted", text), *notes))
     # What a profile's runs tell of the time per token at this load beside constants: steps are so much longer.
     learnt = answer.alike.learnt if q.profile and q.profile.lessons else {}
     return answer._again(stream, float(np.exp(learnt["tpot"].log))) if learnt else answer
 
 
 def _check_steps(stream: RequestStream, fleet: Fleet) -> None:
-    """Refuse prompts cut into too many steps: pipelines and ranks that wait for each other are followed step by step."""
     tokens, total = fleet.workers.rules.tokens, int(stream.input_len.sum())
     if total > MOST_STEPS * tokens and (fleet.workers.stages > 1 or fleet.workers.ranks > 1):
         nearest = ceil(total / MOST_STEPS)
         cut = f"{len(stream):,} prompts of {total / len(stream):,.0f} tokens are cut into {total / tokens:,.0f} steps"
         rule = f"{cut}, and {MOST_STEPS:,} are simulated at most; fewer requests, or nearest valid: {nearest}"
         raise Refusal.of(rule, (nearest,), max_num_batched_tokens=tokens)
-
-
-def _answered_part(cut: RequestsInTime) -> RequestsInTime:
-    """Return an interrupted run as if the requests that had been answered were all."""
-    rows = np.flatnonzero(np.isfinite(cut.ran.book.done_s))
-    if len(rows) <= cut.simulated.offered.warmup:
-        raise KeyboardInterrupt
-    text = f"interrupted: {len(rows):,} of {len(cut.stream):,} requests had been answered, and figures are theirs alone"
-    ran = replace(cut.ran, book=cut.ran.book.only(rows.tolist()))
-    return replace(cut, stream=cut.stream.take(rows), ran=ran, notes=(Note("interrupted", text), *cut.notes))
 
 
 def fleet_of(q: Question, longest: int) -> Fleet:
@@ -386,11 +359,8 @@ def fleet_of(q: Question, longest: int) -> Fleet:
     check_sides(q, ahead.plan.tp)
     both = Disaggregation(ahead.plan, int(wanted.prefill_workers or 1), int(wanted.decode_workers or 1))
     prompts = _workers(ahead, longest)
-    count = prompts.count * int(both.workers or 1)
-    prompts = replace(prompts, rules=replace(prompts.rules, prompts_only=True), count=count)
-    rules = replace(
-        workers.rules, delivery_s=0.0, frontend_s=0.0, patience=0
-    )  # ranks wait for each other's prompts, of which none come
+    prompts = replace(prompts, rules=replace(prompts.rules, prompts_only=True), count=prompts.count * int(both.workers or 1))
+    rules = replace(workers.rules, delivery_s=0.0, frontend_s=0.0, patience=0)  # no prompts come that ranks would wait for
     workers = replace(workers, rules=rules, count=int(both.copies) * workers.count)
     return Fleet(workers, q.offered.router, prompts, _moves(q, both))
 
@@ -408,9 +378,8 @@ def _moves(q: Question, both: Disaggregation) -> Moves:
 
 
 def _workers(q: Question, longest: int) -> Workers:
-    plan = q.plan
+    plan, rules = q.plan, _rules(q, longest)
     shared = q.model.experts is not None and plan.dp > 1 and plan.pp == 1  # pipelines of ranks are followed one by one
-    rules = _rules(q, longest)
     if shared:  # of the seconds of a prompt, of the mean length or as much as a step takes, those that all ranks work off together
         load = ClosedLoopLoad(1.0, float(q.requests.input_len), float(q.requests.output_len))
         beside = 0.0 if q.engine.serves.prefill_first else 1.0
@@ -422,12 +391,9 @@ def _workers(q: Question, longest: int) -> Workers:
 
 def _rules(q: Question, longest: int) -> Rules:
     """Return how the engine schedules and its capacity. Refuse a request larger than the cache."""
-    serves, host = q.engine.serves, q.engine.host
-    tokens, seqs = step_limits(q)
-    block = block_tokens(q)
+    serves, host, block, (tokens, seqs) = q.engine.serves, q.engine.host, block_tokens(q), step_limits(q)
     room = cache_tokens(q) if q.requests.kv_tokens is None else q.requests.kv_tokens
-    states = ceil(float(state_tokens(q)) / block)
-    places = float(state_places(q, room))
+    states, places = ceil(float(state_tokens(q)) / block), float(state_places(q, room))
     if room < longest + states * block or places < 1:
         beside = f" and states of {states * block:,} tokens' room" if states else ""
         rule = f"the longest request has {longest:,} tokens{beside}, and the KV cache of a replica holds {int(room):,}"
@@ -472,7 +438,7 @@ def serve(model: str | Model, cluster: str | Cluster, **options: Unpack[ServeOpt
 
 
 def requests_question(model: str | Model, cluster: str | Cluster, options: Mapping[str, object]) -> Question:
-    """Return the question of options that describe the load, checked as far as possible before any step is priced."""
+    """Return the question of options that describe the load, checked before any step is priced."""
     plain, offered = split(options)
     if not (offered.request_rate or "concurrency" in plain or offered.trace is not None):
         raise Refusal.about(request_rate="say when requests come: request_rate, concurrency (a closed loop) or a trace")
@@ -481,11 +447,10 @@ def requests_question(model: str | Model, cluster: str | Cluster, options: Mappi
 
 def check_single_load(q: Question) -> Question:
     """Refuse arrays of plans or loads, pools without room, and requests that servers would not take."""
+    rules = {"plan": "requests are simulated for one plan at a time", "requests": "one number is needed; a sweep goes over several"}
     for name, option in taken_by("serve()").items():
-        if option.part in ("plan", "requests") and np.ndim(getattr(getattr(q, option.part), option.key)):
-            several = option.part == "plan"
-            rule = "requests are simulated for one plan at a time" if several else "one number is needed; a sweep goes over several"
-            raise Refusal(f"{name}: {rule}", name)
+        if option.part in rules and np.ndim(getattr(getattr(q, option.part), option.key)):
+            raise Refusal(f"{name}: {rules[option.part]}", name)
     disaggregation.check_apart(q)
     if q.requests.disaggregated:
         ahead = settle(prompter(q).but(offered=OfferedRequests())).plan

@@ -93,6 +93,28 @@ def _check_techniques(q: Question, put: bool = False) -> None:
         (check_moving if put else check_motion)(q)
 
 
+def _field(name: str, value: object) -> tuple[str, object]:
+    option = known_options().get(name) or Option(name)
+    checked = values.check_option(value, option) if option.bounded and option.part != "goal" else value
+    return option.key, check_number(checked, name) if option.type == "Numbers" else checked
+
+
+def _loaded_profile(profiles: object) -> spec.Profile | None:
+    if profiles is None or isinstance(profiles, spec.Profile):
+        return profiles
+    from commtax.catalog.profile import load_profile  # not for those who have none
+
+    return load_profile(cast("Profiles", profiles))
+
+
+def _engine(engine: str | spec.Engine, phase: str) -> spec.Engine:
+    engine = catalog.engine(engine or PHASES[phase].engine) if isinstance(engine, str) else engine
+    if phase not in engine.phases:
+        able = [key for key in catalog.keys("engines") if phase in catalog.engine(key).phases]
+        raise Refusal(f"engine '{engine.key}' has no {phase} phase; one of {', '.join(able)} has", "engine")
+    return engine
+
+
 def _with_techniques(q: Question) -> Question:
     """Return the question with the tokens that drafts yield. Refuse overlaps and drafters that are not available here."""
     if q.techniques is spec.NO_TECHNIQUES and not q.speculative:
@@ -102,23 +124,6 @@ def _with_techniques(q: Question) -> Question:
     techniques.check_overlap(q)
     drafts.check_drafts(q)
     return drafts.with_accepted_tokens(q)
-
-
-def _loaded_profile(profiles: object) -> spec.Profile | None:
-    """Load a machine's own constants, from however many files."""
-    if profiles is None or isinstance(profiles, spec.Profile):
-        return profiles
-    from commtax.catalog.profile import load_profile  # not for those who have none
-
-    return load_profile(cast("Profiles", profiles))
-
-
-def _field(name: str, value: object) -> tuple[str, object]:
-    """Return the field that an option becomes, and its value, checked against the table."""
-    option = known_options().get(name) or Option(name)
-    if option.bounded and option.part != "goal":
-        value = values.check_option(value, option)
-    return option.key, check_number(value, name) if option.type == "Numbers" else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,14 +205,13 @@ def replan(put: Question, **changes: object) -> Question:
         q = without_idle_overlap(q)
     if q.model.experts is None or not (q.plan.redundant_experts or q.what_if.imbalance or q.techniques.balanced):
         return q
-    widest = np.max(_spread(q.plan), initial=1)
+    widest = float(np.max(_spread(q.plan), initial=1))
     if widest == 1:
         return q.but(redundant_experts=0, imbalance=0.0, balanced=False)
-    return q.but(imbalance=min(q.what_if.imbalance, float(widest)))
+    return q.but(imbalance=min(q.what_if.imbalance, widest))
 
 
 def _spread(plan: spec.Plan) -> spec.Number:
-    """Return the ranks that experts are spread over, the engine's own choice resolved."""
     return plan.tp * plan.dp if np.all(np.asarray(plan.ep) == AUTO_EP) else plan.ep
 
 
@@ -241,27 +245,16 @@ def microbatches(batch: spec.Number, micro_batch: spec.Number) -> spec.Number:
     return batch // micro_batch
 
 
-def _engine(engine: str | spec.Engine, phase: str) -> spec.Engine:
-    """Return an engine that has the phase, the usual one where none is named."""
-    if isinstance(engine, str):
-        engine = catalog.engine(engine or PHASES[phase].engine)
-    if phase not in engine.phases:
-        able = [key for key in catalog.keys("engines") if phase in catalog.engine(key).phases]
-        raise Refusal(f"engine '{engine.key}' has no {phase} phase; one of {', '.join(able)} has", "engine")
-    return engine
-
-
 def fabric_of(q: Question) -> spec.Fabric:
     """Return the collectives that run: as requested, else the engine's own, or a machine's own where its profile has some."""
-    if not q.profile:
-        engine, usual = q.engine, catalog.engine(q.engine.key) if q.engine.key in catalog.keys("engines") else q.engine
-        # That of the engine's version where it is not the usual one and both are one release.
-        other = engine.library == engine.key and engine.version != usual.version
-        library = f"{engine.library}@{engine.version}" if other else engine.library
-        return catalog.fabric(q.what_if.library or library, q.cluster, behind=engine.library)
-    from commtax.catalog import profile as overlay
+    if q.profile:
+        from commtax.catalog import profile as overlay
 
-    return overlay.paths(q.profile, q.what_if.library or overlay.usual_library(q.profile, q.engine), q.cluster)
+        return overlay.paths(q.profile, q.what_if.library or overlay.usual_library(q.profile, q.engine), q.cluster)
+    engine, usual = q.engine, catalog.engine(q.engine.key) if q.engine.key in catalog.keys("engines") else q.engine
+    other = engine.library == engine.key and engine.version != usual.version  # both are one release, and it is not the usual one
+    library = f"{engine.library}@{engine.version}" if other else engine.library
+    return catalog.fabric(q.what_if.library or library, q.cluster, behind=engine.library)
 
 
 def terms_of(q: Question) -> PricingTerms:
@@ -275,7 +268,11 @@ def terms_of(q: Question) -> PricingTerms:
         kernels = catalog.kernel_constants(q.engine, chip)
     if q.techniques.native_latents:
         kernels = catalog.with_shared_latents(kernels, chip)
-    drafter, copied_tokens = None, cast(spec.Number, 0.0)
+    drafter, copied_tokens, spread = None, cast(spec.Number, 0.0), (math.inf, False)
+    if q.engine.host.pooled and not q.trains and not q.engine.host.host_label:
+        # The deviation of decode steps in published runs of this engine or its kin, and whether those had chip and format.
+        setting = Setting.of(q.engine, chip, q.model, q.plan.weights_dtype)
+        spread = transfer.sigma(setting, "tpot", q.model.experts is not None), transfer.is_measured(setting)
     if q.speculative:
         from commtax.rules.drafts import drafter_of  # not for those who draft nothing
 
@@ -284,24 +281,15 @@ def terms_of(q: Question) -> PricingTerms:
         from commtax.verbs.kv_caches import cache_tokens  # not for those whose kernels read a cache as it is
 
         copied_tokens = cache_tokens(q)
-    optional = (*_step_spread(q), drafter, copied_tokens)
+    optional = (*spread, drafter, copied_tokens)
     return PricingTerms(q.model, q.plan, q.cluster, q.engine, fabric_of(q), kernels, q.what_if, q.techniques, *optional)
 
 
 def copies_cache(q: Question) -> bool:
     """Return whether each layer copies a cache of fp8 latents, all of it, before it decodes."""
     narrow = q.plan.kv_dtype == "fp8" and q.cluster.chip.family in q.engine.kernels.widened_latents
-    return (
-        narrow and not q.techniques.native_latents and not q.trains and any(a.latent and not a.indexer for a in q.model.attentions)
-    )
-
-
-def _step_spread(q: Question) -> tuple[float, bool]:
-    """Return the deviation of decode steps in published runs of this engine or its kin, and whether those had chip and format."""
-    if q.trains or not q.engine.host.pooled or q.engine.host.host_label:
-        return math.inf, False
-    setting = Setting.of(q.engine, q.cluster.chip, q.model, q.plan.weights_dtype)
-    return transfer.sigma(setting, "tpot", q.model.experts is not None), transfer.is_measured(setting)
+    latents = any(a.latent and not a.indexer for a in q.model.attentions)
+    return narrow and latents and not q.techniques.native_latents and not q.trains
 
 
 def _remarks(q: Question) -> Iterator[Note]:
@@ -317,8 +305,8 @@ def _remarks(q: Question) -> Iterator[Note]:
     used = int(used_of_domain(plan, cluster, q.engine))
     if plan.num_gpus > cluster.domain > used:
         where = "host" if cluster.domain == cluster.gpus_per_host else "NVLink domain"
-        text = f"ranks are laid on {used} of the {cluster.domain} GPUs of each {where}, so that no group straddles two"
-        yield Note("laid-out", text)
+        laid = f"ranks are laid on {used} of the {cluster.domain} GPUs of each {where}"
+        yield Note("laid-out", f"{laid}, so that no group straddles two")
     if plan.kv_dtype == "fp8" and checkpoint_kv(q.model, q.engine) == "fp8":
         yield Note("checkpoint-kv", f"KV cache in fp8: {q.model.key} brings scales for it (--kv-dtype bf16 keeps it in 16 bits)")
     stored = q.model.quant.formats[::-1] if q.model.quant else ()
@@ -340,15 +328,14 @@ def link_notes(q: Question) -> list[Note]:
 
 def context_notes(q: Question, context: spec.Number) -> list[Note]:
     """Return the note on a length that the model was not made for."""
-    if np.ndim(context) == 0 and context > q.model.max_len:
-        return [Note("context", f"{context:,} tokens are more than the {q.model.max_len:,} positions of {q.model.key}")]
-    return []
+    longer = np.ndim(context) == 0 and context > q.model.max_len
+    text = f"{context:,} tokens are more than the {q.model.max_len:,} positions of {q.model.key}" if longer else ""
+    return [Note("context", text)] if longer else []
 
 
 def describe_gpus(plan: spec.Plan) -> str:
     """Describe the GPUs of a plan: ``16 GPUs = 2 stages x TP 8``."""
-    total = int(plan.all_gpus)
-    return f"{total} GPU{'s' * (total > 1)} = {describe_layout(plan)}"
+    return f"{int(plan.all_gpus)} GPU{'s' * (plan.all_gpus > 1)} = {describe_layout(plan)}"
 
 
 def describe_layout(plan: spec.Plan, over: str = "") -> str:

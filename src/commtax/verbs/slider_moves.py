@@ -1,13 +1,14 @@
 """Plans around one step: where a slider of the page may go, and heat maps of TP against links and against batches.
 
-Each value of an axis is tried with the rest of the plan as it is, then with what may follow, in a fixed order; the first plan
-that is legal is the move: experts follow tp x dp, and a full cluster gives way. Training keeps a full cluster full, and its global
-batch, as the what-ifs do.
+A move is the first legal plan with a value: the rest as it is, then with what may follow, in a fixed order. Training keeps a full
+cluster full, and its global batch.
 """
 
 import itertools
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import NamedTuple
 
 import numpy as np
 
@@ -64,9 +65,8 @@ def _current_sizes(q: Question) -> Sizes:
 
 def _moves_along(axis: str, q: Question, now: Sizes) -> list[Move]:
     tried = [(value, sizes) for value in _values(axis, q, now) for sizes in _tries(axis, value, q, now)]
-    legal = _legal_mask(q, [sizes for _, sizes in tried])
     first: dict[int, Sizes] = {}
-    for (value, sizes), ok in zip(tried, legal, strict=True):
+    for (value, sizes), ok in zip(tried, _legal_mask(q, [sizes for _, sizes in tried]), strict=True):
         if ok and value not in first and (settled := _complete_sizes(sizes, q)):
             first[value] = settled
     few = sorted(first)
@@ -77,8 +77,7 @@ def _moves_along(axis: str, q: Question, now: Sizes) -> list[Move]:
 
 
 def _legal_mask(q: Question, tried: list[Sizes]) -> np.ndarray:
-    names = (*PARTS, "microbatches")
-    columns = {name: np.array([sizes[name] for sizes in tried]) for name in names}
+    columns = {name: np.array([sizes[name] for sizes in tried]) for name in (*PARTS, "microbatches")}
     return np.asarray(codes(q.model, q.cluster, with_fields(q.plan, columns), q.engine) == 0)
 
 
@@ -87,20 +86,16 @@ def _complete_sizes(sizes: Sizes, q: Question) -> Sizes | None:
     sharded, whole = {"sequence_parallel": 1}, {"zero": min(1, sizes["zero"])}
     for way in [{}, sharded, whole, sharded | whole] if q.trains else [{}]:
         settled = {**sizes, **way}
-        plan = with_fields(q.plan, {**settled, "sequence_parallel": bool(settled["sequence_parallel"])})
-        try:
-            tried = replace(q, plan=plan)
+        with suppress(Refusal):
+            tried = replace(q, plan=with_fields(q.plan, {**settled, "sequence_parallel": bool(settled["sequence_parallel"])}))
             check_kinds(tried)
             if q.trains:
                 check_lengths(tried)
-        except Refusal:
-            continue
-        return settled
+            return settled
     return None
 
 
 def _values(axis: str, q: Question, now: Sizes) -> list[int]:
-    """Return sizes worth trying: all small ones, powers of two, what the cluster just holds, and whole shares of experts."""
     experts = q.model.experts.num_experts + q.plan.redundant_experts if q.model.experts else 1
     most = min(MOST[axis], q.cluster.num_gpus, experts if axis == "ep" else q.cluster.num_gpus)
     tried = {*range(1, SMALL + 1), *(2**i for i in range(15)), *_divisors(experts), now[axis]}
@@ -110,11 +105,10 @@ def _values(axis: str, q: Question, now: Sizes) -> list[int]:
 
 def nearest_legal_plan(q: Question, wanted: Sizes) -> tuple[Sizes, str] | None:
     """Return the nearest legal plan of whole parts of refused sizes, and its description. ``q`` is one GPU's."""
-    parts = [sorted({1, *_divisors(wanted[name])[-MOST_PARTS:]}) for name in ("tp", "pp", "cp", "dp", SERVERS)]
-    tried = []
-    for tp, pp, cp, dp, replicas in itertools.product(*parts):
-        for ep in {wanted["ep"], tp * dp, 1} if wanted["ep"] > 1 else {1}:
-            tried.append({"tp": tp, "pp": pp, "dp": dp, "ep": ep, "cp": cp, SERVERS: replicas})
+    axes = ("tp", "pp", "cp", "dp", SERVERS)
+    parts = itertools.product(*(sorted({1, *_divisors(wanted[name])[-MOST_PARTS:]}) for name in axes))
+    whole = [dict(zip(axes, sizes, strict=True)) for sizes in parts]
+    tried = [s | {"ep": ep} for s in whole for ep in ({wanted["ep"], s["tp"] * s["dp"], 1} if wanted["ep"] > 1 else {1})]
     tried.sort(key=lambda sizes: sum(WEIGHTS[n] * abs(math.log2(wanted[n] / sizes[n])) for n in PARTS))
     kinds = {name: value for name, value in _current_sizes(q).items() if name not in PARTS}
     for i in np.flatnonzero(_legal_mask(q, [sizes | kinds for sizes in tried]))[:MOST_PARTS].tolist():
@@ -126,7 +120,6 @@ def nearest_legal_plan(q: Question, wanted: Sizes) -> tuple[Sizes, str] | None:
 
 
 def _tries(axis: str, value: int, q: Question, now: Sizes) -> Iterator[Sizes]:
-    """Yield plans with this value, the one that users expect first."""
     for sizes in _shapes(axis, {**now, axis: value}, q, now):
         each, rest = divmod(now["microbatches"] * now["dp"], sizes["dp"])
         if q.trains and axis != "dp" and not rest and each <= MOST["microbatches"]:
@@ -137,31 +130,23 @@ def _tries(axis: str, value: int, q: Question, now: Sizes) -> Iterator[Sizes]:
 
 def _shapes(axis: str, base: Sizes, q: Question, now: Sizes) -> Iterator[Sizes]:
     """Yield the value alone, then with sizes that give way. A cluster that is full stays full, or the value is passed over."""
-    total = q.cluster.num_gpus
-    full = _gpus(now) == total
+    total, full = q.cluster.num_gpus, _gpus(now) == q.cluster.num_gpus
     kept = {**base, "dp": max(1, _room("dp", base, total))}
     if q.trains and full and axis in ("tp", "pp", "cp") and _gpus(kept) == total:
         yield kept
     yield dict(base)
-    if axis == "ep":
-        yield from _for_experts(base, q)
+    if axis == "ep" and q.engine.sends.experts_keep_tp:  # ranks for so many shares of the experts: more or fewer replicas …
+        wide = {**base, "dp": max(1, base["ep"] // base["cp"])}
+        yield wide
+        yield {**wide, "tp": max(1, min(base["tp"], _room("tp", wide, total)))}
+    elif axis == "ep":  # … else another tp
+        yield {**base, "dp": max(1, base["ep"] // base["tp"])}
+        yield {**base, "tp": max(1, base["ep"] // base["dp"])}
     shrunk = dict(base)
     for name in GIVES_WAY[axis]:
         shrunk[name] = max(1, min(shrunk[name], _room(name, shrunk, total)))
         if _gpus(shrunk) == total or not full:
             yield dict(shrunk)
-
-
-def _for_experts(base: Sizes, q: Question) -> Iterator[Sizes]:
-    """Yield ranks for so many shares of the experts: more or fewer replicas, else another tp."""
-    ep = base["ep"]
-    if not q.engine.sends.experts_keep_tp:
-        yield {**base, "dp": max(1, ep // base["tp"])}
-        yield {**base, "tp": max(1, ep // base["dp"])}
-        return
-    wide = {**base, "dp": max(1, ep // base["cp"])}
-    yield wide
-    yield {**wide, "tp": max(1, min(base["tp"], _room("tp", wide, q.cluster.num_gpus)))}
 
 
 def _spread(axis: str, sizes: Sizes, q: Question) -> list[int]:
@@ -177,7 +162,6 @@ def _spread(axis: str, sizes: Sizes, q: Question) -> list[int]:
 
 
 def _note(axis: str, sizes: Sizes, now: Sizes, q: Question) -> str:
-    """Describe which sizes followed, if any, and why."""
     changed = [name for name in now if name != axis and sizes[name] != now[name]]
     if not changed:
         return ""
@@ -200,7 +184,6 @@ def _gpus(sizes: Sizes) -> int:
 
 
 def _room(axis: str, sizes: Sizes, total: int) -> int:
-    """Return the size of one axis up to which the cluster holds the plan."""
     return total // (_gpus({**sizes, axis: 1}) if axis != "ep" else 1)
 
 
@@ -224,8 +207,7 @@ MOST_TP = 128
 Changes = Mapping[str, int | float | str | None]  # what a cell, a button or a slider sets, by name
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """Another batch, or another cluster with the names that request it."""
 
     title: str
@@ -264,23 +246,21 @@ class HeatGrid:
 
 def grid(here: StepBill, kind: str) -> HeatGrid:
     """Price the heat map of one kind around a step. A row pays where it gives more than the last row before it that fits."""
-    q = here.question
+    q, links = here.question, kind == "tp-link"
     batches = sorted({*(MICRO if q.trains else BATCHES), _batch(q)})
-    columns = _links(q) if kind == "tp-link" else [Column(str(v), v, q.cluster, {}) for v in batches]
+    columns = _links(q) if links else [Column(str(v), v, q.cluster, {}) for v in batches]
     free = replace(q.plan, dp=1, ep=1) if q.trains else replace(q.plan, ep=1)
     most = min(MOST_TP, int(q.plan.tp) * int(q.plan.dp)) if q.trains else MOST_TP
     legal = legal_values("tp", q.model, q.cluster, free, q.engine)
     degrees = sorted({tp for tp in legal if tp & (tp - 1) == 0 and tp <= most} | {int(q.plan.tp)})
     cells: list[Cell] = []
     before: dict[int, float] = {}
-    for row, degree in enumerate(degrees):
-        for index, column in enumerate(columns):
-            cell = _cell(Cell(row, index), q, degree, column)
-            if cell.fits and cell.rate is not None:  # what fits nowhere is no alternative
-                cell = replace(cell, pays=cell.rate > before[index] if index in before else None)
-                before[index] = cell.rate or 0.0
-            cells.append(cell)
-    here_column = 0 if kind == "tp-link" else batches.index(_batch(q))
+    for (row, degree), (index, column) in itertools.product(enumerate(degrees), enumerate(columns)):
+        cell = _cell(Cell(row, index), q, degree, column)
+        if cell.fits and cell.rate is not None:  # what fits nowhere is no alternative
+            cell = replace(cell, pays=cell.rate > before[index] if index in before else None)
+            before[index] = cell.rate or 0.0
+        cells.append(cell)
     sequences = "sequences per microbatch" if q.trains else "sequences per replica"
     line = "past the line a row gives fewer tokens/s than the row above it: that much more TP does not pay"
     same = "the same GPUs and global batch in every row (dp gives way to tp)" if q.trains else "dp as it is"
@@ -288,10 +268,10 @@ def grid(here: StepBill, kind: str) -> HeatGrid:
         rows=[f"TP {degree}" for degree in degrees],
         columns=[c.title for c in columns],
         row_title="tensor-parallel size",
-        column_title="link of the group" if kind == "tp-link" else sequences,
+        column_title="link of the group" if links else sequences,
         rate_unit="tokens/s",
         cells=cells,
-        here=(degrees.index(int(q.plan.tp)), here_column),
+        here=(degrees.index(int(q.plan.tp)), 0 if links else batches.index(_batch(q))),
         note=f"{line}; {same}; what is struck through does not fit in memory, and no line counts it",
     )
 
@@ -304,8 +284,8 @@ def _cell(empty: Cell, q: Settled, tp: int, column: Column) -> Cell:
     now = _sizes(q, int(q.plan.tp), _batch(q))
     try:
         sizes = _sizes(q, tp, column.batch)
-        plan = {axis: sizes[axis] for axis in ("tp", "dp", "ep")}
         batch, micro = sizes["batch"] * max(1, sizes["microbatches"]), sizes["batch"] if q.trains else q.micro_batch
+        plan = {axis: sizes[axis] for axis in ("tp", "dp", "ep")}
         b = price(q.but(cluster=column.cluster, **plan, batch=batch, micro_batch=micro))
     except Refusal as error:
         return replace(empty, refused=" ".join(str(error).split()))
@@ -337,16 +317,13 @@ def _sizes(q: Question, tp: int, batch: int) -> Sizes:
 
 
 def _links(q: Question) -> list[Column]:
-    """Return the cluster as it is, then other links: inside a host, or one GPU per host and the link between them."""
     cluster, batch = q.cluster, _batch(q)
     current = cluster.intra.key if cluster.is_one_domain or cluster.gpus_per_host > 1 else cluster.inter.key
     title = current if cluster.is_one_domain else f"{cluster.intra.key}, {cluster.inter.key}"
     columns = [Column(title, batch, cluster, {})]
-    for link in map(catalog.link, LINKS):
-        if link.key == current or (link.scope == "intra" and link.key == cluster.intra.key):
-            continue
+    for link in (link for link in map(catalog.link, LINKS) if link.key != current):
         if link.scope == "intra":
-            if cluster.gpus_per_host > 1:
+            if cluster.gpus_per_host > 1 and link.key != cluster.intra.key:
                 columns.append(Column(link.key, batch, catalog.with_inside_link(cluster, link), {"intra": link.key}))
         elif not cluster.is_one_domain:
             if link.key != cluster.inter.key:

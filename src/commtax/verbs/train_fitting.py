@@ -1,12 +1,10 @@
-"""What fits to train, ``commtax.train_fit("llama-3.1-8b", "8xh100-sxm", dp=8)``, and options that a plan left out.
-
-A run that is faster than its plan can be, or that ran and does not fit, was not described in full.
-"""
+"""What fits to train, ``commtax.train_fit("llama-3.1-8b", "8xh100-sxm", dp=8)``, and options that a plan left out."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby, product
 from typing import ClassVar, Literal, Unpack
@@ -84,7 +82,6 @@ def train_judge(q: Settled) -> TrainFit:
 
 
 def _advice(question: Settled) -> Iterator[Note]:
-    """Yield the changes that would make it fit, the shortest steps first."""
     changes = _least_changes(question) or _with_more_gpus(question)
     priced = sorted((float(price(q).step_s), flags(settings), q.plan.num_gpus, settings) for settings, q in changes)
     now = float(price(question).step_s)
@@ -94,7 +91,6 @@ def _advice(question: Settled) -> Iterator[Note]:
 
 
 def _least_changes(q: Settled) -> list[tuple[list[OptionValue], Settled]]:
-    """Return all sets of options on the same GPUs with which it fits, and would not with a smaller change."""
     plan, micro = q.plan, int(q.micro_batch)
     further = RECOMPUTED[RECOMPUTED.index(plan.recompute) + 1 :] if plan.recompute in RECOMPUTED else RECOMPUTED[-1:]
     ladders: list[list[Changes]] = [
@@ -108,8 +104,7 @@ def _least_changes(q: Settled) -> list[tuple[list[OptionValue], Settled]]:
         if any(all(a <= b for a, b in zip(less, rungs, strict=True)) for less in fitting):
             continue
         chosen = {name: value for ladder, rung in zip(ladders, rungs, strict=True) for name, value in ladder[rung].items()}
-        other = _if_legal(q, chosen)
-        if other and train_judge(other).fits:
+        if (other := _if_legal(q, chosen)) and train_judge(other).fits:
             fitting[rungs] = settings_of(chosen), other
     return list(fitting.values())
 
@@ -123,18 +118,17 @@ def _if_legal(q: Settled, changes: Changes) -> Settled | None:
 
 def _with_more_gpus(question: Settled) -> list[tuple[list[OptionValue], Settled]]:
     """Return wider tp, or the widest of a host and a pipeline: the fewest GPUs on which it fits, with what must change beside."""
-    plan = question.plan
-    degrees = legality.legal_values("tp", question.model, question.cluster, plan, question.engine)
-    widest = max((t for t in degrees if t <= question.cluster.domain), default=1)
-    room = question.cluster.num_gpus // (widest * int(plan.dp))
+    plan, cluster = question.plan, question.cluster
+    degrees = legality.legal_values("tp", question.model, cluster, plan, question.engine)
+    widest = max((t for t in degrees if t <= cluster.domain), default=1)
     sizes = [{"tp": t} for t in degrees if t > plan.tp]
-    sizes += [{"tp": widest, "pp": deep} for deep in range(2, room + 1) if question.model.num_layers % deep == 0]
+    depths = range(2, cluster.num_gpus // (widest * int(plan.dp)) + 1)
+    sizes += [{"tp": widest, "pp": deep} for deep in depths if question.model.num_layers % deep == 0]
     tried = ((size, larger) for size in sizes if (larger := _if_legal(question, size)))
-    by_gpus = groupby(sorted(tried, key=lambda one: one[1].plan.num_gpus), key=lambda one: one[1].plan.num_gpus)
-    fitting = (
-        [([*settings_of(size), *more], q) for size, larger in same for more, q in _least_changes(larger)] for _, same in by_gpus
-    )
-    return next(filter(None, fitting), [])
+    for _, same in groupby(sorted(tried, key=lambda one: one[1].plan.num_gpus), key=lambda one: one[1].plan.num_gpus):
+        if fitting := [([*settings_of(size), *more], q) for size, larger in same for more, q in _least_changes(larger)]:
+            return fitting
+    return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,14 +154,11 @@ def completed_plans(b: StepBill, measured_mfu: float) -> list[CompletedPlan]:
         """Return the distance and size: inside the range all are as near, and the smallest is the likeliest."""
         return max(0.0, abs(math.log(one.mfu / measured_mfu)) - width), one.memory_bytes
 
-    completed = list(_priced(b.question, _left_out(b.question)))
-    if not completed:
-        return []
-    nearest = min(completed, key=rank)
-    if nearest.fits:
-        return [nearest]
+    completed = sorted(_priced(b.question, _left_out(b.question)), key=rank)
+    if not completed or completed[0].fits:
+        return completed[:1]
     fitting = [one for one in (*completed, *_of_other_engines(b.question)) if one.fits]
-    return [nearest, *([min(fitting, key=rank)] if fitting else [])]
+    return [completed[0], *sorted(fitting, key=rank)[:1]]
 
 
 def _left_out(q: Settled) -> list[list[Changes]]:
@@ -182,27 +173,18 @@ def _left_out(q: Settled) -> list[list[Changes]]:
 
 
 def _priced(q: Settled, left_out: list[list[Changes]], before: Sequence[OptionValue] = ()) -> Iterator[CompletedPlan]:
-    """Price all of them together in every legal way, fewest first."""
     for chosen in sorted(product(*left_out), key=lambda choices: sum(map(bool, choices))):
         changes = {name: value for change in chosen for name, value in change.items()}
-        options = flags([*before, *settings_of(changes)])
-        if not options:
-            continue
-        try:
-            bill = price(q.but(**changes))
-            yield CompletedPlan(options, float(bill.mfu), float(bill.memory_bytes_per_rank), train_judge(bill.question).fits)
-        except ValueError:
-            continue  # this engine or these sizes cannot have it
+        with suppress(ValueError):  # this engine or these sizes cannot have it
+            if options := flags([*before, *settings_of(changes)]):
+                bill = price(q.but(**changes))
+                yield CompletedPlan(options, float(bill.mfu), float(bill.memory_bytes_per_rank), train_judge(bill.question).fits)
 
 
 def _of_other_engines(q: Settled) -> Iterator[CompletedPlan]:
-    """Price the same sizes in other programs that train, with their own defaults."""
-    for name in catalog.keys("engines"):
-        engine = catalog.engine(name)
-        if "train" not in engine.phases or engine.key == q.engine.key:
-            continue
-        try:
-            other = q.but(engine=engine, zero=engine.trains.zero, sequence_parallel=engine.trains.sequence_parallel)
-        except ValueError:
-            continue  # it cannot have these sizes
-        yield from _priced(other, [ways for ways in _left_out(other) if "recompute" not in ways[-1]], [OptionValue("engine", name)])
+    for engine in map(catalog.engine, catalog.keys("engines")):
+        with suppress(ValueError):  # it cannot have these sizes
+            if "train" in engine.phases and engine.key != q.engine.key:
+                other = q.but(engine=engine, zero=engine.trains.zero, sequence_parallel=engine.trains.sequence_parallel)
+                ways = [ways for ways in _left_out(other) if "recompute" not in ways[-1]]
+                yield from _priced(other, ways, [OptionValue("engine", engine.key)])

@@ -24,7 +24,7 @@ from commtax.cost.training import Kernels, scales
 from commtax.ledger import Z80, Line
 from commtax.question import Question
 from commtax.records import dataclass
-from commtax.spec import Fabric, KernelHabits, Path, TrainingHabits
+from commtax.spec import Fabric, KernelHabits, Number, Path, TrainingHabits
 from commtax.statement import Refusal, Source
 from commtax.verbs.billing import StepBill, by_cost, labels
 from commtax.verbs.settling import terms_of
@@ -124,29 +124,26 @@ class Explanation:
 
 def engine_effect(q: Question, name: str) -> Effect:
     """Return the effect of an engine's own number."""
-    return _effect(q, (name, engine_number(q.engine, name) or 0.0))
+    return _effect(q, name, engine_number(q.engine, name) or 0.0)
 
 
 def factor_effects(q: Question, factors: tuple[Factor, ...]) -> tuple[Effect, ...]:
     """Return the effects of factors other than 1."""
-    return tuple(_effect(q, factor) for factor in factors if float(factor[1]) != 1.0)
+    return tuple(_effect(q, name, value) for name, value in factors if float(value) != 1.0)
 
 
-def _effect(q: Question, factor: Factor) -> Effect:
-    name, value = factor
-    row = mechanism(name)
-    return Effect(name, float(value), row.kind, row.on, row.mechanism, _source(q, name))
-
-
-def _source(q: Question, name: str) -> str:
-    """Return the source of a number: an engine's file, the kernels' constants of whole steps, or the question."""
+def _effect(q: Question, name: str, value: Number) -> Effect:
+    """Return an effect with its source: an engine's file, the kernels' constants of whole steps, or the question."""
+    row, source = mechanism(name), ""
     if citation := citation_of(q.engine, name):
-        return f"{q.engine.key} {q.engine.version}: {citation}"
-    if "." in name:
-        return f"whole steps of {q.cluster.chip.family} chips (catalog/kernels, {name})"
-    if (kind := mechanism(name).kind) == "profile" and q.profile:
-        return str(q.profile.label)
-    return "as asked for" if kind == "what-if" else ""
+        source = f"{q.engine.key} {q.engine.version}: {citation}"
+    elif "." in name:
+        source = f"whole steps of {q.cluster.chip.family} chips (catalog/kernels, {name})"
+    elif row.kind == "profile" and q.profile:
+        source = str(q.profile.label)
+    elif row.kind == "what-if":
+        source = "as asked for"
+    return Effect(name, float(value), row.kind, row.on, row.mechanism, source)
 
 
 MOST_LISTED = 24  # lines that a refusal lists
@@ -232,7 +229,7 @@ def why(b: StepBill, wanted: str) -> Why:
 
 def every_why(b: StepBill) -> list[Why]:
     """Explain all lines, the costliest first."""
-    return [_explain_line(b, line, i + 1, name) for i, (line, name) in enumerate(zip(by_cost(b), labels(b), strict=True))]
+    return [_explain_line(b, line, i, name) for i, (line, name) in enumerate(zip(by_cost(b), labels(b), strict=True), 1)]
 
 
 def _explain_line(b: StepBill, x: Line, number: int, name: str) -> Why:
@@ -247,25 +244,22 @@ def _explain_line(b: StepBill, x: Line, number: int, name: str) -> Why:
 
 
 def explained_kernel(b: StepBill, x: Line) -> Explanation:
-    q, k = b.question, x.priced_from
+    q, k, t = b.question, x.priced_from, terms_of(b.question)
     assert isinstance(k, Kernel)
-    t = terms_of(q)
-    applied = Kernels(t).applied(k) if q.trains else kernels.applied_in_serving(k, t)
-    charged = kernels.charged_as(k, t.cluster.chip, t.constants, applied.rate)
     chip, rate = t.cluster.chip, kernels.peak(k, t.cluster.chip, t.constants)
+    applied = Kernels(t).applied(k) if q.trains else kernels.applied_in_serving(k, t)
+    charged = kernels.charged_as(k, chip, t.constants, applied.rate)
     pace = 1.0  # of a step with prompts, where runs taught it
     if t.engine.paces.pace_prompt_steps != 1:
         pace = float(x.each_s / sum(kernels.applied_s(k, chip, t.constants, applied)))
-    moved, computed = float(k.nbytes) / chip.memory_Bps, float(k.flops) / rate
-    least = float(kernels.least_s(k, chip, t.constants))
+    moved, computed, least = float(k.nbytes) / chip.memory_Bps, float(k.flops) / rate, float(kernels.least_s(k, chip, t.constants))
     names = SIZED["gemm"] if float(k.m) else SIZED["attention"] if float(k.batch) else ()
     sizes: dict[str, float | str] = {name: float(getattr(k, name)) for name in names}
     if is_dataclass(k.shape):
         sizes |= {f.name: float(getattr(k.shape, f.name)) for f in fields(k.shape)}
     sizes = {name: value for name, value in sizes.items() if value}
-    source = kernels.kernel_source(k, t.constants)
+    source, table = kernels.kernel_source(k, t.constants), kernels.table_of(charged, t.constants)
     constants = {name: float(value) for name, value in kernels.constants_of(charged, t.constants).items() if name != "sigma"}
-    table = kernels.table_of(charged, t.constants)
     home = tuple(catalogue_table("kernels", t.constants.family).get("measured_on", ()))
     instead = f"; in the place of {k.stored}, which has no table" if k.stored and not table.endswith(f".{k.stored}") else ""
     if charged is not k:
@@ -301,15 +295,10 @@ def _parts(k: Kernel, charged: Kernel, t: PricingTerms, a: kernels.KernelFactors
 
 
 def _size_effects(k: Kernel, q: Question) -> Iterator[Effect]:
-    """Yield the numbers of the engine that decided this kernel's sizes."""
     for name, row in mechanisms().items():
         kernels = (k.form in row.forms or k.part in row.parts) and k.part not in row.but_parts and not k.casts
-        if (
-            kernels
-            and row.changes == "sizes"
-            and engine_number(q.engine, name) not in (None, UNFITTED.get(name))
-            and WHEN[row.when](q)
-        ):
+        fitted = engine_number(q.engine, name) not in (None, UNFITTED.get(name))
+        if kernels and fitted and row.changes == "sizes" and WHEN[row.when](q):
             yield engine_effect(q, name)
     if k.part in mechanisms()["imbalance"].parts and q.what_if.imbalance:
         yield from factor_effects(q, (("imbalance", q.what_if.imbalance),))
@@ -334,8 +323,7 @@ def explained_collective(b: StepBill, x: Line) -> Explanation:
     if pricer.pairs and pricer.span(x.item.axis).paired:
         pricer = pricer.pairs
     settings = scales(x.item, q.what_if, q.engine) if q.trains else q.what_if
-    chosen, (fabric, op) = pricer.price(x.item), pricer.priced_by(x.item)
-    where = pricer.span(x.item.axis)
+    chosen, (fabric, op), where = pricer.price(x.item), pricer.priced_by(x.item), pricer.span(x.item.axis)
     crosses = bool(where.crosses)
     path = (fabric.network_paths if crosses else fabric.paths)[op][int(chosen.path)]
     paces = ((name, getattr(q.engine.paces, name)) for name in ("pace_latency", "pace_wire"))
@@ -372,8 +360,7 @@ def _priced_by(path: Path, fabric: Fabric, crosses: bool, x: Line) -> PricedBy:
     network, crossed = fabric.network, crosses and not fabric.flat
     between = {f"network {name}": float(getattr(network, name)) for name in ACROSS} if crossed else {}
     if crossed and network.curves:
-        nbytes, ranks = float(x.item.nbytes), float(x.item.ranks)
-        between["network measured"] = float(factor_over(network, x.item.op, nbytes, ranks))
+        between["network measured"] = float(factor_over(network, x.item.op, float(x.item.nbytes), float(x.item.ranks)))
     words = equation_of(ALGORITHMS[path.algorithm])
     words = f"{equation_of(cross_domains)}; inside: {words}" if crossed else words
     names = (str(path.source), network.source if crossed else "")
@@ -382,11 +369,8 @@ def _priced_by(path: Path, fabric: Fabric, crosses: bool, x: Line) -> PricedBy:
 
 
 def _host(b: StepBill, x: Line) -> Explanation:
-    q = b.question
-    if q.trains:
-        parts = {str(x.priced_from): x.fixed_s}
-    else:
-        parts = host_parts([line for line in b.lines if line.kind != "host"], q.work, terms_of(q))
+    q, others = b.question, [line for line in b.lines if line.kind != "host"]
+    parts = {str(x.priced_from): x.fixed_s} if q.trains else host_parts(others, q.work, terms_of(q))
     spent = {name: float(value) for name, value in parts.items() if float(value)}
     effects = tuple(engine_effect(q, name) for name in spent)
     shown = tuple(TimePart(one.name, one.mechanism, spent[one.name]) for one in effects)

@@ -1,14 +1,14 @@
 """The worth of techniques: every one that the engine has, priced on one question as ``--technique`` would price it.
 
-A gain is what whole requests gain: tokens/s of a closed loop with the technique over those without it. A step
-stands for the loop whose clients keep that batch running. A gain's range comes from the lines in which both steps differ (errors of
-what they share cancel) and from how far gains of such techniques were off where somebody published one.
+A gain is what whole requests gain, tokens/s of a closed loop (of a step: that whose clients keep its batch running). Its range is
+made of the lines in which both steps differ, since common errors cancel, and of how far published gains were off.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Unpack
@@ -47,7 +47,7 @@ from commtax.rules.techniques import check_spread, is_on_already, on_by_default,
 from commtax.spec import DTYPE_BYTES, Cluster, Model, Technique
 from commtax.statement import ALREADY_ON, OTHER_ENGINES, Refusal, rule_of
 from commtax.units import format_bytes, plural
-from commtax.verbs import fit_advice
+from commtax.verbs import fit_advice, request_times
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.closed_loop import price_closed_loop
 from commtax.verbs.fit_advice import check_lengths
@@ -55,37 +55,20 @@ from commtax.verbs.fitting import Fit, fit_of_step, holds, judge, judged_by_memo
 from commtax.verbs.keywords import WorthOptions
 from commtax.verbs.loads import LOADS
 from commtax.verbs.prefix_tiers import check_weighed
-from commtax.verbs.request_times import (
-    BATCH,
-    CLIENTS,
-    PROMPT,
-    RequestTimes,
-    loop_around,
-    rate_over,
-    replicas_of,
-    requests_served,
-    steps_of,
-)
+from commtax.verbs.request_times import BATCH, PROMPT, RequestTimes, grids, loop_of, rate_over, replicas_of, requests_served
 from commtax.verbs.settling import Settled, resolve_question, settle, terms_of
 from commtax.words import flags
 
-MOST_BATCH = 1024
 Swept = Mapping[str, tuple[Array, Array]]  # by axis, what is looked at along it and the tokens/s per GPU there
 
 
-@dataclass(frozen=True, slots=True)
-class UsualTechnique:
-    """One that was asked about and is on anyway: what it changes, since when it is on, and what is said to those who set it."""
-
-    technique: Technique
-    asked: str
-    changes: Mapping[str, object]
-    since: str  # a version, or that all known ones have it
-    why: str
-    separable: bool  # whether the engine can be priced without it: its other times hold it, and tables of libraries too
+Changed = Mapping[str, object]
+Usual = tuple["TechniqueWorth", Changed, bool]
+"""A technique that is on anyway, what it changes, and whether the engine can be priced without it: its other times and tables of
+libraries have it too."""
 
 
-def split_usual(put: Question) -> tuple[Question, list[UsualTechnique]]:
+def split_usual(put: Question) -> tuple[Question, list[Usual]]:
     """Split a question into one without what its engine has on anyway, and that."""
     try:
         settle(put)
@@ -93,28 +76,23 @@ def split_usual(put: Question) -> tuple[Question, list[UsualTechnique]]:
     except Refusal as refused:
         if refused.kind != ALREADY_ON:
             raise
-    changes_on = {text: {name: field_value(put, name) for name in changes_of(text)} for _, text in techniques_on(put)}
-    bare = put.but(**{name: default_of(name) for changes in changes_on.values() for name in changes})
-    usual_ones = [
-        UsualTechnique(one, text, changes_on[text], *reason)
-        for one, text in techniques_on(put)
-        if (reason := _usual_reason(bare, one, changes_on[text]))
-    ]
-    return put.but(**{name: default_of(name) for usual in usual_ones for name in usual.changes}), usual_ones
+    on = [(one, text, {name: field_value(put, name) for name in changes_of(text)}) for one, text in techniques_on(put)]
+    bare = put.but(**{name: default_of(name) for _, _, changes in on for name in changes})
+    usual_ones = [usual for one, text, changes in on if (usual := _usual(bare, one, text, changes))]
+    return put.but(**{name: default_of(name) for _, changes, _ in usual_ones for name in changes}), usual_ones
 
 
-def _usual_reason(bare: Question, one: Technique, changes: Mapping[str, object]) -> tuple[str, str, bool] | None:
-    """Return since when a technique is on anyway, the words for it, and whether it can be priced, or None where it can be set."""
+def _usual(bare: Question, one: Technique, text: str, changes: Changed) -> Usual | None:
     try:
         settle(bare.but(**changes))
     except Refusal as refused:
         if refused.kind == ALREADY_ON:
-            separate = is_on_already(bare, one.key)
+            separate, name = is_on_already(bare, one.key), bare.engine.name
             version = on_since(bare, one.key) if separate else one.always.get(bare.engine.key, "")
-            name = bare.engine.name
             since = f"in {name} since {version}" if version else f"in every version of {name} known here"
             why = on_by_default(bare.engine, version) if separate or version else str(refused)
-            return since, why, separate and "library" not in changes
+            row = TechniqueWorth(one, text, refused=why, kind=ALREADY_ON, since=since)
+            return row, changes, separate and "library" not in changes
     return None
 
 
@@ -142,7 +120,6 @@ class SettingWorth:
 
     @property
     def costs(self) -> bool:
-        """Whether requests gain something without it."""
         return is_worth_telling(self.gain)
 
 
@@ -155,22 +132,16 @@ class FullServer:
     weighed: tuple[SettingWorth, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class QuestionedSetting:
-    """A setting that an engine would not have by itself, and what leaves it to the engine."""
+def questioned(q: Question) -> Iterator[tuple[str, str, Changed]]:
+    """Yield the settings of a question that differ from the engine's own and may cost, without what techniques set.
 
-    option: str
-    flag: str  # as the engine's command has it
-    changes: Mapping[str, object]
-
-
-def questioned(q: Question) -> Iterator[QuestionedSetting]:
-    """Yield the settings of a question that differ from the engine's own and may cost, without what techniques set."""
+    Each is an option, a flag as the engine's command has it, and the changes that leave it to the engine.
+    """
     set_by_techniques = {name for _, text in techniques_on(q) for name in changes_of(text)}
     for option in (options()[name] for name in table("verbs/costly_settings.toml")["options"]):
         value = None if option.key in set_by_techniques else field_value(q, option.key)
         if not is_default(option.key, value):
-            yield QuestionedSetting(option.name, _flag(q, option.name, value), {option.key: default_of(option.key)})
+            yield option.name, _flag(q, option.name, value), {option.key: default_of(option.key)}
 
 
 def questioned_flags(q: Question, pasted: Mapping[str, object]) -> list[str]:
@@ -180,22 +151,16 @@ def questioned_flags(q: Question, pasted: Mapping[str, object]) -> list[str]:
 
 
 def weigh_settings(q: Settled, figures: Callable[[Settled], Mapping[str, float]]) -> tuple[SettingWorth, ...]:
-    """Weigh the questioned settings that can be left out, those first without which requests gain most.
-
-    ``figures``: what requests come to with another question, beside this one.
-    """
+    """Weigh the questioned settings that can be left out, by ``figures`` of requests without them, those that cost most first."""
     weighed = []
-    for one in questioned(q):
-        try:
-            other = q.but(**one.changes)
+    for option, flag, changes in questioned(q):
+        with suppress(ValueError):  # it cannot be left out here
+            other = q.but(**changes)
             without = figures(other)
-        except ValueError:  # it cannot be left out here
-            continue
-        figures_without = {name: without[name] for name in FIGURES}
-        weighed.append(
-            SettingWorth(one.option, one.flag, fits=bool(without["fits"]), cost=why_start_is_lost(q, other), **figures_without)
-        )
-    return tuple(sorted((x for x in weighed if x.fits), key=lambda x: -x.gain))
+            gains = {name: without[name] for name in FIGURES}
+            if without["fits"]:
+                weighed.append(SettingWorth(option, flag, fits=True, cost=why_start_is_lost(q, other), **gains))
+    return tuple(sorted(weighed, key=lambda x: -x.gain))
 
 
 def why_start_is_lost(now: Question, without: Question) -> str:
@@ -214,12 +179,11 @@ def worthwhile_limits(q: Settled, figures: Callable[[Settled], Mapping[str, floa
         return None
     roomier, served = judge(fit_advice.with_limits(judged.question, changes)), figures(q.but(**changes))
     gains = {name: served[name] for name in FIGURES}
-    option = flags(fit_advice.changed_limits(roomier, judged))
-    return SettingWorth(",".join(changes), option, fits=True, cost=fit_advice.limit_costs(roomier, judged), **gains)
+    flag, cost = flags(fit_advice.changed_limits(roomier, judged)), fit_advice.limit_costs(roomier, judged)
+    return SettingWorth(",".join(changes), flag, fits=True, cost=cost, **gains)
 
 
 def _flag(q: Question, name: str, value: object) -> str:
-    """Return a setting as the engine's command has it, else as our own option."""
     sections = [one for one in flag_table(program_of(q.engine).key).values() if isinstance(one, dict)]
     if value == "nccl" and any("plain_nccl" in one for one in sections):  # a switch of theirs
         name, value = "plain_nccl", True
@@ -260,13 +224,11 @@ class TechniqueWorth:
     notes: tuple[str, ...] = ()
 
     @property
-    def single(self) -> str:
-        """The technique and its value, without what it needs."""
+    def single(self) -> str:  # without what it needs
         return self.asked.removesuffix(f",{self.beside}")
 
     @property
     def name(self) -> str:
-        """What it is called in a table."""
         return f"{self.single} (on top of {self.beside})" if self.beside else self.single
 
     @property
@@ -280,7 +242,6 @@ class TechniqueWorth:
 
     @property
     def advice(self) -> str:
-        """What to do about it (``judgement.gains``)."""
         return advice_on_gain(self.verdict, self.gain, self.full_gain) if self.fits else ""
 
 
@@ -308,8 +269,7 @@ class Worth(Answer):
     limits: SettingWorth | None = None  # engine limits that make room where memory binds
 
     @property
-    def settings(self) -> tuple[SettingWorth, ...]:
-        """The settings that cost."""
+    def settings(self) -> tuple[SettingWorth, ...]:  # that cost
         return tuple(x for x in self.weighed if x.costs)
 
     @property
@@ -338,15 +298,13 @@ def worth(model: str | Model, cluster: str | Cluster, **options: Unpack[WorthOpt
     For whole requests: ``batch`` of them that each replica runs at once, ``concurrency`` clients of a closed loop, or a
     ``request_rate`` in time.
     """
-    requests = check_loads(check_taken("worth", options))
-    return worth_of(resolve_question(model, cluster, options), requests)
+    return worth_of(resolve_question(model, cluster, options), check_loads(check_taken("worth", options)))
 
 
 def check_loads(options: Mapping[str, object]) -> bool:
     """Return whether the options set a load of requests rather than a step. Refuse options that do not go together."""
-    set_load = {name for name, value in options.items() if value is not None}
-    requests = bool(set_load.intersection(LOADS))
-    if requests and BATCH in set_load:
+    requests = any(options.get(name) is not None for name in LOADS)
+    if requests and options.get(BATCH) is not None:
         raise Refusal.about(batch="belongs to a step, and a load of requests is given; leave one of them out")
     if options.get("phase") == "prefill" and options.get("output_len") not in (None, 1):
         raise Refusal.of("requests of a step of prompts have one output token", (1,), output_len=options["output_len"])
@@ -359,12 +317,12 @@ def worth_of(put: Question, requests: bool = False) -> Worth:
         raise Refusal.of("requests have prompts and decode; leave it out, or the requests", phase=put.phase)
     if put.trains:
         raise Refusal.about(phase="techniques of serving are weighed; bill --phase train lists what-ifs of training")
-    requested = check_lengths(put.but(input_len=int(put.context)) if requests else loop_around(put))
+    requested = check_lengths(put.but(input_len=int(put.context)) if requests else loop_of(put))
     shown = {} if requests else _step_sizes(put)
     plain, usual = split_usual(requested)
     weigh = Scale(settle(plain), True, shown=shown)
-    rows = sorted([weigh.row(one) for one in counting.counted(techniques().values())], key=_rank)
-    on = (*weigh_usual(weigh, usual), *weigh_set(weigh))
+    rows = tuple(sorted([weigh.row(one) for one in counting.counted(techniques().values())], key=_rank))
+    on = (*_weigh_usual(weigh, usual), *_weigh_set(weigh))
     q, room = weigh.question.but(**shown), weigh.fit.kv_tokens
     assert weigh.requests
     notes = () if q.offered.request_rate else (note for note in price_closed_loop(weigh.question).notes if note.code in LEFT_OUT)
@@ -373,11 +331,10 @@ def worth_of(put: Question, requests: bool = False) -> Worth:
     fits = starts and (not shown or weigh.fit.holds(int(q.batch), int(q.context) + 1))
     settings = weigh_settings(weigh.question, weigh.figures)
     when_full, limits = _settings_when_full(weigh) if settings else None, worthwhile_limits(weigh.question, weigh.figures)
-    return Worth(q, weigh.bill, room, fits, tuple(rows), times, starts, bool(shown), weigh.swept, on, settings, when_full, limits)
+    return Worth(q, weigh.bill, room, fits, rows, times, starts, bool(shown), weigh.swept, on, settings, when_full, limits)
 
 
 def _settings_when_full(weigh: Scale) -> FullServer | None:
-    """Weigh settings on a full server, unless the load fills it or is a rate."""
     q = weigh.question
     most = min(weigh.fit.most_seqs(int(q.requests.tokens)), q.engine.serves.max_seqs) * replicas_of(q)
     if q.offered.request_rate or most <= q.requests.concurrency:
@@ -386,34 +343,28 @@ def _settings_when_full(weigh: Scale) -> FullServer | None:
     return FullServer(most, full.requests, weigh_settings(full.question, full.figures)) if full.requests else None
 
 
-def _step_sizes(q: Question) -> Mapping[str, object]:
-    """Return the sizes of a step that are shown beside the requests that keep it running."""
+def _step_sizes(q: Question) -> Changed:
     return {axis: getattr(q, axis) for axis in STEP_AXES}
 
 
-def weigh_set(weigh: Scale) -> Iterator[TechniqueWorth]:
+def _weigh_set(weigh: Scale) -> Iterator[TechniqueWorth]:
     """Weigh techniques that a question has set, each against the same question without it, unless they cannot be left out."""
     q = weigh.question
     for one, text in techniques_on(q):
         values = {name: field_value(q, name) for name in (*changes_of(text), *(DRAFTED if one.group == DRAFTS else ()))}
-        try:
+        with suppress(ValueError):
             yield weigh.beside(q.but(**{name: default_of(name) for name in values}), flips=False).against(one, text, values)
-        except ValueError:
-            continue
 
 
-def weigh_usual(weigh: Scale, usual: Sequence[UsualTechnique]) -> Iterator[TechniqueWorth]:
-    """Weigh requested techniques that the engine has on anyway, against one that is the same but for them."""
-    for one in usual:
-        row = TechniqueWorth(one.technique, one.asked, refused=one.why, kind=ALREADY_ON, since=one.since)
-        try:
-            if one.separable:
-                q = weigh.question
+def _weigh_usual(weigh: Scale, usual: Sequence[Usual]) -> Iterator[TechniqueWorth]:
+    q = weigh.question
+    for row, changes, separable in usual:
+        weighed = row
+        with suppress(ValueError):  # the reason that it is refused for stands
+            if separable:
                 bare = weigh.beside(q.but(engine=q.engine.but(on_by_default=())))
-                row = replace(bare.against(one.technique, one.asked, one.changes), since=one.since)
-        except ValueError:
-            pass  # the reason that it is refused for stands
-        yield row
+                weighed = replace(bare.against(row.technique, row.asked, changes), since=row.since)
+        yield weighed
 
 
 def _rank(row: TechniqueWorth) -> tuple[bool, bool, float]:
@@ -436,16 +387,6 @@ class PayRange:
     until: str = ""  # the rule that ends it at ``high``, where one of the engine's does
 
 
-def request_grids(q: Settled, axis: str) -> dict[str, Array]:
-    """Return the loads (clients, or the batch that they fill) and the prompt lengths over which gains are swept, by axis."""
-    current = int(q.requests.concurrency) // (1 if axis == CLIENTS else replicas_of(q))
-    loads = np.geomspace(1, max(MOST_BATCH, 2 * current), 30).astype(int)
-    lengths = np.geomspace(min(64, q.model.max_len), max(2, min(q.model.max_len, 2**20)), 15).astype(int)
-    lengths = np.union1d(lengths, [int(q.requests.input_len)])
-    room = q.model.max_len - int(q.requests.output_len)
-    return {axis: np.union1d(loads, [current]), PROMPT: lengths[lengths <= max(room, lengths[0])]}
-
-
 def pay_ranges(q: Settled, base: Settled, swept: Swept) -> tuple[tuple[PayRange, ...], tuple[str, ...]]:
     """Return where along each axis a technique gains, unless it always does, and axes along which it never does."""
     paying, never = list[PayRange](), list[str]()
@@ -454,8 +395,7 @@ def pay_ranges(q: Settled, base: Settled, swept: Swept) -> tuple[tuple[PayRange,
         if not gains.any():
             never.append(axis)
         elif not gains.all():
-            edges = np.flatnonzero(np.diff(np.concatenate([[0], gains.astype(int), [0]])))
-            runs = edges.reshape(-1, 2)
+            runs = np.flatnonzero(np.diff(np.concatenate([[0], gains.astype(int), [0]]))).reshape(-1, 2)
             start, end = runs[np.argmax(grid[runs[:, 1] - 1] / grid[runs[:, 0]])]
             longest = PayRange(axis, float(grid[start]), float(grid[end - 1]), (float(grid[0]), float(grid[-1])))
             paying.append(longest if axis == PROMPT else _fused_until(longest, q, base))
@@ -471,8 +411,7 @@ def _fused_until(paying: PayRange, q: Settled, base: Settled) -> PayRange:
     if not 1 <= last < paying.ends[1]:
         return paying
     around = np.array([last, last + 1]).astype(int)
-    gains = rate_over(q, paying.axis, around) / rate_over(base, paying.axis, around) - 1 > ALIKE
-    if gains.tolist() != [True, False]:
+    if (rate_over(q, paying.axis, around) / rate_over(base, paying.axis, around) - 1 > ALIKE).tolist() != [True, False]:
         return paying
     nbytes = tokens * q.model.hidden * DTYPE_BYTES[q.plan.activations_dtype]
     words = f"{q.engine.name} fuses sums of up to {format_bytes(nbytes)} on {int(q.plan.tp)} GPUs, {plural(int(tokens), 'token')}"
@@ -480,11 +419,10 @@ def _fused_until(paying: PayRange, q: Settled, base: Settled) -> PayRange:
 
 
 class Scale:
-    """One question, priced once, that techniques are weighed on. ``flips``: also along axes, and on top of what they need.
+    """One question, priced once, that techniques are weighed on.
 
-    Without, full caches are compared only where a technique makes room for more requests. ``requests``: its requests are weighed,
-    and its step is one in the middle of their lives, of as many as run at once; ``shown``: what the step has instead that is told
-    beside. A search weighs steps alone: what gains on none of them is not tried.
+    ``flips``: also along axes, on top of what they need, on full servers that hold fewer. ``requests``: its requests are weighed,
+    and its step is one in the middle of their lives, of as many as run at once; ``shown``: what the step that is shown has instead.
     """
 
     def __init__(self, q: Settled, requests: bool = False, flips: bool = True, shown: Mapping[str, object] | None = None) -> None:
@@ -494,7 +432,7 @@ class Scale:
             self.requests, loop = requests_served(q)
             batch = min(max(1, round(self.requests.running)), step_limits(q)[1])
             q = q.but(batch=batch, context=int(q.requests.input_len + q.requests.output_len // 2))
-        self.question, self._steps = q, loop or steps_of(q)
+        self.question, self._steps = q, loop or request_times.steps_of(q)
         self._shown, self._flips, self._tops = shown or {}, flips, dict[str, Scale]()
         self.bill, self.fit = price(q.vary(**self._shown)), fit_of_step(q)
 
@@ -504,11 +442,10 @@ class Scale:
 
     @cached_property
     def _swept(self) -> Swept:
-        q = self.question
-        if not self._flips or q.offered.request_rate:
+        if not self._flips or self.question.offered.request_rate:
             return {}
-        over = request_grids(q, BATCH if self._shown else CLIENTS)
-        return {axis: (grid, rate_over(q, axis, grid)) for axis, grid in over.items()}
+        over = grids(self.question, bool(self._shown))
+        return {axis: (grid, rate_over(self.question, axis, grid)) for axis, grid in over.items()}
 
     @property
     def swept(self) -> tuple[tuple[str, float, float], ...]:
@@ -517,10 +454,12 @@ class Scale:
     def row(self, one: Technique) -> TechniqueWorth:
         """Return the best of a technique's usual values, where it needs another one on top of that, else why it is refused."""
         best = self._best(one)
-        is_set = any(other is one for other, _ in techniques_on(self.question))
-        if (best.refused or best.idle) and self._flips and not is_set:
-            return self._beside(one) or best
-        return best
+        if not (best.refused or best.idle) or not self._flips or any(other is one for other, _ in techniques_on(self.question)):
+            return best
+        bases = [base for base in (self.weigh(technique(other), other) for other in one.needs) if not base.refused]
+        rows = [(base, self._on_top(one, base.asked)) for base in bases]
+        able = [(row.fits, base.gain * max(1.0, row.gain), row) for base, row in rows if not (row.refused or row.idle)]
+        return max(able, key=lambda choice: choice[:2])[2] if able else best  # of several the one that leads farthest
 
     def _best(self, one: Technique) -> TechniqueWorth:
         best = min((self.weigh(one, text) for text in one.at_usual_values), key=_rank)
@@ -528,13 +467,6 @@ class Scale:
             return best
         pays, never = pay_ranges(self._with(best.asked), self.question, self._swept)
         return replace(best, pays=pays, never=never)
-
-    def _beside(self, one: Technique) -> TechniqueWorth | None:
-        """Return a technique on top of one that it needs: of several the one that leads farthest, with it or without."""
-        bases = [base for base in (self.weigh(technique(other), other) for other in one.needs) if not base.refused]
-        rows = [(base, self._on_top(one, base.asked)) for base in bases]
-        able = [(row.fits, base.gain * max(1.0, row.gain), row) for base, row in rows if not (row.refused or row.idle)]
-        return max(able, key=lambda choice: choice[:2])[2] if able else None
 
     def _on_top(self, one: Technique, other: str) -> TechniqueWorth:
         if other not in self._tops:
@@ -546,18 +478,15 @@ class Scale:
     def gain(self, text: str) -> float:
         """Return tokens/s per GPU with several techniques over those without, or 0 where they do not go together."""
         try:
-            q = self._with(text)
-            need_accepted(q)
+            need_accepted(q := self._with(text))
             return _rate_per_gpu(price(q)) / _rate_per_gpu(self.bill)
         except ValueError:
             return 0.0
 
     def _with(self, text: str) -> Settled:
-        """Return the question with techniques, without what was stated of another drafter."""
         changes = changes_of(text)
-        other = self.question.techniques.drafter and "drafter" in changes
-        unsaid = {name: default_of(name) for name in DRAFTED} if other else {}
-        return self.question.but(**(unsaid | changes))
+        drafted = DRAFTED if self.question.techniques.drafter and "drafter" in changes else ()  # stated of another drafter
+        return self.question.but(**({name: default_of(name) for name in drafted} | changes))
 
     def weigh(self, one: Technique, asked: str) -> TechniqueWorth:
         flag = ""
@@ -571,8 +500,8 @@ class Scale:
             if q.normal() == self.question.normal():
                 return TechniqueWorth(one, asked, flag, "already on", ALREADY_ON)
             if not flag:
-                had = self.question.engine.key in one.flags
-                return TechniqueWorth(one, asked, flag, who_has(one, self.question.engine), ALREADY_ON if had else OTHER_ENGINES)
+                kind = ALREADY_ON if self.question.engine.key in one.flags else OTHER_ENGINES
+                return TechniqueWorth(one, asked, flag, who_has(one, self.question.engine), kind)
             return self._priced(TechniqueWorth(one, asked, flag), q)
         except ValueError as error:
             return TechniqueWorth(one, asked, flag, rule_of(error), getattr(error, "kind", ""))
@@ -596,7 +525,7 @@ class Scale:
         if self.requests:
             served, bills = requests_served(q)
             gain = self.requests.faster(served) * float(self.bill.num_gpus / step.num_gpus)
-            steps = list(zip(bills or steps_of(q), self._steps, strict=True))
+            steps = list(zip(bills or request_times.steps_of(q), self._steps, strict=True))
             times = {name: getattr(served, name) for name in ("ttft_s", "tpot_s", "tokens_per_s", "running")}
         first, *others = (Z80 * ratio_sigma(*pair) for pair in steps)
         common = math.hypot(first, 0.0 if self._drafts_alike(q) else accepted_width(q)) + sum(others)
@@ -610,7 +539,6 @@ class Scale:
         return {"step_s": float(step.step_s), "step_gain": step_gain, **times, **room, **ends}
 
     def _drafts_alike(self, q: Settled) -> bool:
-        """Return whether steps yield tokens as they do without a technique: their common uncertainty then cancels."""
         now, then = ((x.speculative, x.techniques.drafter, x.techniques.per_step) for x in (self.question, q))
         return now == then
 
@@ -619,19 +547,14 @@ class Scale:
         before, after = (one.most_seqs(int(q.context) + 1) for one in (self.fit, judged))
         if before == after or min(before, after) < 1 or q.phase != "decode" or (after < before and not self._swept):
             return math.nan
-        return self._rate_when_full(q, judged) / self._full_rate
+        return self._rate_when_full(q, judged) / self._rate_when_full(self.question, self.fit)
 
     def holds(self, judged: Fit) -> bool:
         """Return whether there is room for the step's batch, or for one request: others wait for theirs."""
         each = self.question.requests.tokens if self.requests else self.question.context + 1
         return judged.holds_one and judged.holds(1 if self.requests else int(self.question.batch), int(each))
 
-    @cached_property
-    def _full_rate(self) -> float:
-        return self._rate_when_full(self.question, self.fit)
-
     def _rate_when_full(self, q: Settled, judged: Fit) -> float:
-        """Return tokens/s per GPU of as many requests as fit and the engine takes: of their loop, or of a step alone."""
         most = min(judged.most_seqs(int(q.context) + 1), step_limits(q)[1])
         if not self.requests:
             return _rate_per_gpu(price(q.but(batch=most)))
@@ -643,10 +566,7 @@ def _rate_per_gpu(b: StepBill) -> float:
 
 
 def ratio_sigma(a: Bill, b: Bill) -> float:
-    """Return the deviation of the logarithm of two steps' ratio: errors of what both have in common cancel.
-
-    Half of the variance of a line is taken to be its basis's, which errs with all lines of that basis, and half its own.
-    """
+    """Return the deviation of the logarithm of two steps' ratio: half of a line's variance is common to all lines of its basis."""
     separate, common = dict[tuple[str, ...], float](), dict[tuple[str, ...], float]()
     for sign, bill in ((1, a), (-1, b)):
         for x in bill.lines:
@@ -667,6 +587,6 @@ def gaining_most(q: Settled, listed: Sequence[Mapping[str, object]] = ()) -> lis
     able = [(one, text) for gain, text, one in best if is_worth_telling(gain)]
     if not able:
         return []
-    weigh = Scale(loop_around(q), True, flips=False, shown=_step_sizes(q))
+    weigh = Scale(loop_of(q), True, flips=False, shown=_step_sizes(q))
     rows = sorted((weigh.weigh(one, text) for one, text in able), key=_rank)
     return [row for row in rows if not row.refused and row.fits and is_worth_telling(row.gain)][:MOST_TOLD]

@@ -41,21 +41,9 @@ class Rules:
     @classmethod
     def of(cls, serves: Scheduling, tokens: int, seqs: int, blocks: int, block: int) -> Self:
         """Return the rules of an engine's file, with the capacity that the engine has."""
-        return cls(
-            tokens=tokens,
-            seqs=seqs,
-            blocks=blocks,
-            block=block,
-            prefill_first=serves.prefill_first,
-            chunked=serves.chunked,
-            follows=serves.chunks_follow,
-            reserved=serves.kv_reserved,
-            ahead=serves.ahead,
-            prompts=serves.prompts_per_step,
-            stint=serves.steps_per_decision,
-            patience=serves.rank_patience,
-            gathering=serves.rank_gathering,
-        )
+        habits = serves.prefill_first, serves.chunked, serves.chunks_follow, serves.kv_reserved, serves.ahead
+        limits = serves.prompts_per_step, serves.steps_per_decision, serves.rank_patience, serves.rank_gathering
+        return cls(tokens, seqs, blocks, block, 0, *habits, *limits)
 
 
 @dataclass(slots=True)
@@ -86,8 +74,7 @@ class Book:
 
     def __post_init__(self) -> None:
         size = len(self.arrival_s)
-        for name in ("sent_s", "started_s", "first_s", "done_s"):
-            setattr(self, name, [nan] * size)
+        self.sent_s, self.started_s, self.first_s, self.done_s = ([nan] * size for _ in range(4))
         self.prefilled_elsewhere, self.transfer_s, self.preempted_s = [False] * size, [0.0] * size, [0.0] * size
         self.cached, self.preemptions, self.served_by = [0] * size, [0] * size, [0] * size
         self.target, self.left = list(self.input_len), list(self.output_len)
@@ -95,8 +82,9 @@ class Book:
     def only(self, rows: Sequence[int]) -> "Book":
         """Return the book of some of its requests."""
         book = Book([], [], [], None, self.pieces, [], self.prefix_block, self.hit_rate)
-        for name in (f.name for f in fields(self) if isinstance(column := getattr(self, f.name), (list, tuple)) and column):
-            setattr(book, name, [getattr(self, name)[i] for i in rows])
+        for f in fields(self):
+            if (column := getattr(self, f.name)) and isinstance(column, (list, tuple)):
+                setattr(book, f.name, [column[i] for i in rows])
         return book
 
 
@@ -111,12 +99,9 @@ def book_of(stream: RequestStream, hit_rate: float = 0.0, block: int = 1) -> Boo
 
 
 def _whole_pieces(prefixes: tuple[Ids, ...], lengths: list[int], block: int, joined: int) -> tuple[Ids, ...]:
-    """Return the ids of pieces that a prompt fills, so many joined into one. The rest at its end is never shared."""
     if joined == 1 and all(len(ids) * block <= tokens for ids, tokens in zip(prefixes, lengths, strict=True)):
         return prefixes
-    names: dict[Ids, int] = {}
-    renumbered: dict[Ids, Ids] = {}
-    whole = []
+    names, renumbered, whole = dict[Ids, int](), dict[Ids, Ids](), []
     for ids, tokens in zip(prefixes, lengths, strict=True):
         kept = ids[: min(len(ids), tokens // block) // joined * joined]
         if kept not in renumbered:
@@ -136,9 +121,7 @@ def _runs_of_pieces(prefixes: tuple[Ids, ...]) -> tuple[tuple[Ids, ...], dict[in
     distinct = dict.fromkeys(prefixes)
     if len(set(chain.from_iterable(distinct))) == sum(map(len, distinct)):  # no two share any
         return tuple([ids[:1] for ids in prefixes]), {ids[0]: len(ids) for ids in distinct if ids}
-    after: dict[int, int] = {}
-    before: dict[int, int] = {}
-    first = {ids[0] for ids in distinct if ids}
+    after, before, first = dict[int, int](), dict[int, int](), {ids[0] for ids in distinct if ids}
     for ids in distinct:
         for key, other in pairwise(ids):
             if after.setdefault(key, other) != other:
@@ -146,8 +129,7 @@ def _runs_of_pieces(prefixes: tuple[Ids, ...]) -> tuple[tuple[Ids, ...], dict[in
             if before.setdefault(other, key) != key:
                 first.add(other)
     first.update(after[ids[-1]] for ids in distinct if ids and ids[-1] in after)
-    runs: dict[Ids, Ids] = {}
-    pieces: dict[int, int] = {}
+    runs, pieces = dict[Ids, Ids](), dict[int, int]()
     for ids in distinct:
         begins = [place for place, key in enumerate(ids) if key in first]
         runs[ids] = tuple([ids[place] for place in begins])

@@ -21,10 +21,8 @@ def columns(run: ServingRun) -> dict[str, Array]:
     from sending to its first step.
     """
     book = run.book
-    moments = (book.arrival_s, book.sent_s, book.started_s, book.first_s, book.done_s)
-    arrival, sent, started, first, done = map(np.array, moments)
+    arrival, sent, started, first, done = map(np.array, (book.arrival_s, book.sent_s, book.started_s, book.first_s, book.done_s))
     inputs, outputs = np.array(book.input_len), np.array(book.output_len)
-    gaps = np.maximum(1, outputs - 1)
     return {
         "arrival_s": arrival,
         "input_len": inputs,
@@ -37,7 +35,7 @@ def columns(run: ServingRun) -> dict[str, Array]:
         "transfer_s": np.array(book.transfer_s),
         "preempted_s": np.array(book.preempted_s),
         "ttft_s": first - sent,
-        "tpot_s": np.where(outputs > 1, (done - first) / gaps, nan),
+        "tpot_s": np.where(outputs > 1, (done - first) / np.maximum(1, outputs - 1), nan),
         "e2e_s": done - sent,
         "sent_s": sent,
         "first_s": first,
@@ -77,17 +75,15 @@ def gaps(log: Columns, late: Columns) -> tuple[Array, Array]:
     Their sum is the time from first to last tokens of all requests. Of a long segment, whose steps grow evenly, several steps
     beside each other are one entry with their mean: sums stay what they are.
     """
-    decoding = log["decodes"] > 0
-    steps = log["steps"][decoding]
-    stretch = log["stretch"][decoding]
-    first, more, tokens = log["first_s"][decoding] * stretch, log["more_s"][decoding] * stretch, log["decodes"][decoding]
+    decoding = rows(log, log["decodes"] > 0)
+    steps, stretch = decoding["steps"], decoding["stretch"]
+    first, more, tokens = decoding["first_s"] * stretch, decoding["more_s"] * stretch, decoding["decodes"]
     pieces = np.minimum(steps, MOST_PIECES).astype(np.int64)
-    each = steps / np.maximum(1, pieces)
-    begin = np.cumsum(pieces) - pieces
+    each, begin = steps / np.maximum(1, pieces), np.cumsum(pieces) - pieces
     place = (np.arange(int(pieces.sum())) - np.repeat(begin, pieces) + 0.5) * np.repeat(each, pieces) - 0.5
     times = np.repeat(first, pieces) + np.repeat(more, pieces) * place
     counts = np.repeat(tokens * each, pieces)
-    counts[begin] -= log["late"][decoding]
+    counts[begin] -= decoding["late"]
     return np.concatenate([times, late["gap_s"]]), np.concatenate([counts, late["requests"]])
 
 

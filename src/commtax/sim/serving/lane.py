@@ -40,26 +40,20 @@ class Prefixes:
 
     def new_blocks(self, ids: tuple[int, ...]) -> int:
         """Count the blocks that using these takes from others: those that no running request uses now."""
-        active, count = self._active, 0
-        for key in ids:
-            if key not in active:
-                count += self.pieces[key]
-        return count * self.per_id
+        active, pieces = self._active, self.pieces
+        return sum([pieces[key] for key in ids if key not in active]) * self.per_id
 
     def acquire(self, ids: tuple[int, ...]) -> None:
-        active = self._active
         for key in ids:
-            count = active.get(key, 0)
-            if not count:
+            if not (count := self._active.get(key, 0)):
                 self.idle -= self._idle.pop(key, 0)
-            active[key] = count + 1
+            self._active[key] = count + 1
 
     def release(self, ids: tuple[int, ...]) -> int:
         """Release pieces and return how many blocks become idle. They stay cached, and the end of a prompt is evicted first."""
         active, left = self._active, 0
         for key in reversed(ids):
-            count = active[key] - 1
-            if count:
+            if count := active[key] - 1:
                 active[key] = count
             else:
                 del active[key]
@@ -101,8 +95,7 @@ class BlockPool:
     def cached_and_needed(self, i: int, ahead: int = 0) -> tuple[int, int]:
         """Return the tokens of a waiting request that are cached already, and the blocks to admit it.
 
-        All are cached where another worker computed them, else at most all but one. Such a request decodes at once, and may have
-        ``ahead`` tokens more by the step's end.
+        All are cached where another worker computed them: then it decodes at once, and may have ``ahead`` tokens more.
         """
         book, rules, prefixes = self.book, self.rules, self.prefixes
         kept = tokens = book.target[i]
@@ -146,7 +139,6 @@ class BlockPool:
         return (blocks if blocks > 0 else 0) + self.rules.states
 
     def _ids(self, i: int) -> tuple[int, ...]:
-        """Return the ids of the runs of whole blocks that a prompt has."""
         return self.book.prefixes[i] if self.book.prefixes else ()
 
 
@@ -171,37 +163,24 @@ class Lane:
         self.last_s = 0.0  # when those that decode got their last token …
         self.joined: list[tuple[float, int]] = []  # … but these, who joined at other times and have not decoded since
 
-    @property
-    def busy(self) -> bool:
-        return self.seqs > 0 or bool(self.prompts)
-
     def schedule(self, begin: float) -> list[Chunk]:
         """Schedule a step: allocate blocks for requests that decode, continue prompts that were begun, then admit waiting requests.
 
         A step that preempts requests admits none.
         """
-        pool = self.pool
-        rules = pool.rules
+        pool, rules = self.pool, self.pool.rules
         preempted = not rules.prefill_first and self.allocate_next(begin)
         if not self.prompts and not pool.waiting:
             return []
         budget = rules.tokens - (0 if rules.prefill_first else self.seqs)
         chosen: list[Chunk] = []
-        if self.prompts:
-            chosen = self._continue_prompts(budget)
-            budget -= tokens_of(chosen)
-        return chosen if preempted else self._admit_waiting(chosen, budget, begin)
-
-    def _continue_prompts(self, budget: int) -> list[Chunk]:
-        """Return the next chunks of prompts that were begun, up to the step's token budget."""
-        chosen: list[Chunk] = []
-        for i, done in self.prompts:
+        for i, done in self.prompts:  # that were begun go on, up to the step's token budget
             if budget <= 0:
                 break
-            new = min(self.pool.book.target[i] - done, budget)
+            new = min(pool.book.target[i] - done, budget)
             chosen.append((i, new, done))
             budget -= new
-        return chosen
+        return chosen if preempted else self._admit_waiting(chosen, budget, begin)
 
     def _admit_waiting(self, chosen: list[Chunk], budget: int, begin: float) -> list[Chunk]:
         """Admit waiting requests in turn, as long as token budget, free blocks and sequence limit allow the first of them."""
@@ -211,9 +190,8 @@ class Lane:
             i = waiting[0]
             done, needed = pool.cached_and_needed(i, self.taken)
             new = target[i] - done
-            if new > budget and not rules.chunked and (chosen or new <= rules.tokens):
-                break
-            if not pool.admit(i, needed):
+            waits = new > budget and not rules.chunked and (chosen or new <= rules.tokens)
+            if waits or not pool.admit(i, needed):
                 break
             waiting.popleft()
             self._start(i, done, begin)
@@ -235,7 +213,6 @@ class Lane:
         self.prompts.append((i, done))
 
     def _decode(self, i: int, now: float) -> None:
-        """Start decoding a request whose tokens so far are in the cache, and whose next token is made now."""
         book = self.pool.book
         tokens = book.target[i]
         book.left[i] -= 1
@@ -255,26 +232,22 @@ class Lane:
         """
         preempted = False
         while self.pool.free_blocks < 2 * self.seqs and not self.steps_with_blocks(1):
-            self._preempt(begin)
             preempted = True
+            self._preempt(begin)
         if self.taken != 1:
             self._take(1)
         return preempted
 
     def _take(self, steps: int) -> None:
-        """Allocate the blocks that ``steps`` need, less those that were allocated ahead."""
         ahead, self.taken = self.taken, steps
         if steps == ahead or self.pool.rules.reserved or not self.seqs:
             return
         phases, block, step = self.phases, self.pool.rules.block, self.step + ahead
         if steps - ahead == 1:
-            if grown := phases[-step % block]:
-                self.pool.allocate(grown)
-            return
-        whole, rest = divmod(steps - ahead, block)
-        grown = whole * self.seqs
-        for k in range(step, step + rest):
-            grown += phases[-k % block]
+            grown = phases[-step % block]
+        else:
+            whole, rest = divmod(steps - ahead, block)
+            grown = whole * self.seqs + sum([phases[-k % block] for k in range(step, step + rest)])
         if grown:
             self.pool.allocate(grown)
 
@@ -306,7 +279,6 @@ class Lane:
         pool.waiting.appendleft(i)
 
     def _leave(self, i: int, left: int) -> int:
-        """Remove a request from those that decode, and return the tokens that it has in the cache."""
         book = self.pool.book
         tokens = book.input_len[i] + book.output_len[i] - 1 - left
         self.seqs -= 1
@@ -316,9 +288,8 @@ class Lane:
 
     def seconds(self, chunks: list[Chunk]) -> float:
         """Return the seconds of a step with these chunks of prompts, which decodes share unless prompts run before them."""
-        surface = self.surface
         beside = 0 if self.pool.rules.prefill_first else self.seqs
-        return surface.mixing(beside, self.cached, tokens_of(chunks), len(chunks), surface.prompts_s(chunks))
+        return self.surface.mixing(beside, self.cached, tokens_of(chunks), len(chunks), self.surface.prompts_s(chunks))
 
     def prompt_pace(self, chunks: list[Chunk]) -> tuple[float, float, int]:
         """Return what ``pace`` does, of steps with these chunks: several only where one prompt fills each and has more to come."""
@@ -360,9 +331,8 @@ class Lane:
             return ()
         done: list[int] = []
         while ends and ends[0][0] == step:
-            _, i = heappop(ends)
-            self.pool.release(i, self._leave(i, 0))
-            done.append(i)
+            done.append(heappop(ends)[1])
+            self.pool.release(done[-1], self._leave(done[-1], 0))
         return done
 
     def prompted(self, chunks: list[Chunk]) -> list[int]:
@@ -373,7 +343,7 @@ class Lane:
         last, new, past = chunks[-1]  # the only one that a step's tokens may cut
         if len(chunks) == len(self.prompts) and past + new >= book.target[last]:  # as most often
             self.prompts = []
-            return [last] if len(chunks) == 1 else [i for i, _, _ in chunks]
+            return [i for i, _, _ in chunks]
         progress = {i: past + new for i, new, past in chunks}
         ready = [i for i, done in progress.items() if done >= book.target[i]]
         if ready or len(chunks) > 1 or self.prompts:

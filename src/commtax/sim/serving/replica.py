@@ -74,8 +74,7 @@ class Replica:
         if book.sent_s[i] != book.sent_s[i]:  # not a number yet
             book.sent_s[i] = now
         self.door = max(self.door, now) + self.rules.frontend_s
-        seen = self.door + self.rules.delivery_s
-        self.times.append(seen)
+        self.times.append(self.door + self.rules.delivery_s)
         self.coming.append(i)
         if self.clock == inf:
             self._idle()
@@ -84,8 +83,7 @@ class Replica:
         """Send many requests, each at its time, before the engine has run a step."""
         book, number, door, frontend_s, delivery_s = self.book, self.number, self.door, self.rules.frontend_s, self.rules.delivery_s
         for now, i in requests:
-            book.served_by[i] = number
-            book.sent_s[i] = now
+            book.served_by[i], book.sent_s[i] = number, now
             door = (door if door > now else now) + frontend_s
             self.times.append(door + delivery_s)
             self.coming.append(i)
@@ -117,7 +115,6 @@ class Replica:
             self._step(self.clock, until)
 
     def _idle(self) -> None:
-        """Wait for the next request. One that came during the last step is taken at its end."""
         now = -inf if self.clock == inf else self.clock
         self.clock = self.seen = max(now, self.times[self.next]) if self.next < len(self.times) else inf
 
@@ -146,7 +143,6 @@ class Replica:
             self._idle()
 
     def _step_ranks(self, begin: float, until: float) -> None:
-        """Run one step, or several, of an engine with several lanes."""
         if self._patience() and self._decodes(begin, secured=False):
             self._decode(begin, until)
             return
@@ -160,13 +156,11 @@ class Replica:
             self._idle()
 
     def _arrive(self) -> None:
-        """Queue the requests that reached the scheduler in time for a step, each at the rank with the fewest."""
         pools, first = self.pools, self.next
         self.next = bisect_right(self.times, self.seen, first)
         if len(pools) == 1:
             pools[0].waiting.extend(self.coming[first : self.next])
-            return
-        for i in self.coming[first : self.next]:
+        for i in self.coming[first : self.next] if len(pools) > 1 else ():
             min(pools, key=lambda p: p.running + len(p.waiting)).waiting.append(i)
 
     def _patience(self) -> int:
@@ -188,9 +182,7 @@ class Replica:
         return any(lane.seqs for lane in self.lanes)
 
     def _mixed(self, begin: float, chunks: list[list[Chunk]]) -> None:
-        """Run one step of prompts, perhaps with decodes beside them. Ranks wait for the longest and share the work of experts."""
-        self.passed = 0
-        beside = not self.rules.prefill_first
+        self.passed, beside = 0, not self.rules.prefill_first
         each = [lane.seconds(chunk) for lane, chunk in zip(self.lanes, chunks, strict=True) if chunk or (beside and lane.seqs)]
         seconds = max(each)
         seconds -= self.rules.spread * (seconds - sum(each) / len(self.lanes))
@@ -233,15 +225,13 @@ class Replica:
         if lane.surface.per_step == 1:
             self._tokens(number, lane, time, steps, first, more, tokens)
             return
-        begin, end = time
-        left = lane.whole_tokens(steps)
+        (begin, end), left = time, lane.whole_tokens(steps)
         each = (end - begin) / left
         while made := lane.undisturbed(left):
             self._tokens(number, lane, (begin, begin + made * each), made, each, 0.0, tokens)
             begin, left = begin + made * each, left - made
 
     def _decode(self, begin: float, until: float) -> None:
-        """Run steps of decodes alone, as many as pass before something changes."""
         if len(self.lanes) == 1:
             self._decode_alone(begin, until, self.lanes[0])
             return
@@ -306,7 +296,6 @@ class Replica:
             self._leave(i, max(end, self.clock))  # no request leaves in the middle of a step
 
     def _stream(self, begin: float, tokens: int) -> None:
-        """Move the time at which the front end has sent all tokens by those of steps that begin at ``begin``."""
         self.streamed = max(self.streamed, begin) + tokens * self.rules.token_s
 
     def _waited(self, lane: Lane, begin: float, due: float, step_s: float, tokens: int) -> int:
@@ -355,11 +344,10 @@ class Pipeline(Replica):
         lane, batch = self.lanes[turn], self.batches[turn]
         if batch:
             due, entered, seconds = batch  # what it has computed becomes true when it leaves the last stage
-            time = entered, entered + seconds
             if due:
-                self.finish(turn, lane, due, time, 1, seconds, 0.0)
+                self.finish(turn, lane, due, (entered, entered + seconds), 1, seconds, 0.0)
             else:
-                self._tokens(turn, lane, time, 1, seconds, 0.0, 0)
+                self._tokens(turn, lane, (entered, entered + seconds), 1, seconds, 0.0, 0)
         self.seen = begin
         if self.next < len(self.times) and self.times[self.next] <= begin:
             self._arrive()
@@ -376,7 +364,6 @@ class Pipeline(Replica):
         self._idle()
 
     def _enter(self, turn: int, lane: Lane, chunks: list[Chunk], begin: float) -> None:
-        """Send a batch through the stages, each as soon as the batches before it have left that stage."""
         each = (lane.seconds(chunks) if chunks else lane.surface.decoding(lane.seqs, lane.cached)[0]) / len(self.lanes)
         now, busy = begin, self.busy
         for stage, until in enumerate(busy):
@@ -385,7 +372,6 @@ class Pipeline(Replica):
         self.batches[turn], self.out[turn] = (chunks, begin, now - begin), begin + (now - begin)  # to the last bit when it ends
 
     def _idle(self) -> None:
-        """Wait until the next batch leaves, or until a request comes that an empty lane takes."""
         pool = self.pools[0]
         if inf in self.out:
             empty = self.out.index(inf)
@@ -394,6 +380,5 @@ class Pipeline(Replica):
                 self.out[empty] = self.clock
             elif self.next < len(self.times):
                 coming = max(self.times[self.next], self.clock if self.clock < inf else 0.0)
-                if coming < min(self.out):
-                    self.out[empty] = coming
+                self.out[empty] = coming if coming < min(self.out) else inf
         self.clock = min(self.out)

@@ -17,6 +17,7 @@ from commtax.spec.stream import RequestStream
 ROUND_TRIP_S = 1e-6  # from an answer to the client's next request: an engine has begun its next step by then
 LOOK, LOOK_S = 256, 1.0  # requests and seconds between looks whether enough are answered
 Route = Callable[[int, float], Replica]
+Send = Callable[[int, float], None]
 
 
 class Clients:
@@ -52,9 +53,7 @@ def run_alone(replica: Replica, clients: Clients, enough: float = inf) -> None:
     replica.run(enough=enough)
 
 
-def run_together(
-    engines: Sequence[Replica], clients: Clients, send: Callable[[int, float], None], feedback: bool, enough: float = inf
-) -> None:  # fmt: skip
+def run_together(engines: Sequence[Replica], clients: Clients, send: Send, feedback: bool, enough: float = inf) -> None:
     """Run engines that depend on each other, through the router or through answers: none runs past what may still reach it.
 
     The engine that is furthest behind goes on, up to the next request and, where answers bring new requests, up to the
@@ -70,13 +69,12 @@ def run_together(
             others = min((e.clock for e in engines if e is not behind), default=inf)
             behind.run_to_answer(min(now, max(others, nextafter(behind.clock, inf))))
         elif now < inf:
-            _, i = heappop(clients.pending)
-            send(i, now)
+            send(heappop(clients.pending)[1], now)
         else:
             return
 
 
-def _run_without_feedback(engines: Sequence[Replica], clients: Clients, send: Callable[[int, float], None], enough: float) -> None:
+def _run_without_feedback(engines: Sequence[Replica], clients: Clients, send: Send, enough: float) -> None:
     """Run engines whose answers bring no new requests: before each request all advance up to it, in any order."""
     look = enough  # requests that come before it is looked again whether enough are answered
     while clients.pending:
@@ -100,7 +98,6 @@ def _run_without_feedback(engines: Sequence[Replica], clients: Clients, send: Ca
 
 
 def _count_answered(book: Book, now: float) -> int:
-    """Count the requests that are answered by ``now``, as far as the engines have run."""
     return sum([done <= now for done in book.done_s])
 
 
@@ -123,9 +120,6 @@ def router(kind: str, engines: Sequence[Replica]) -> Route:
                 chosen, fewest = engine, load
         return chosen
 
-    def least(_: int, now: float) -> Replica:
-        return least_of(engines, now)
-
     prefixes = engines[0].book.prefixes
     homes: dict[tuple[int, ...], list[Replica]] = {}  # of each first piece of text: engines that were sent prompts that begin so
 
@@ -141,10 +135,10 @@ def router(kind: str, engines: Sequence[Replica]) -> Route:
             insort(able, chosen, key=lambda engine: engine.number)
         return chosen
 
-    return {"round-robin": in_turn, "least-loaded": least, "prefix": prefix_aware}[kind]
+    return {"round-robin": in_turn, "least-loaded": lambda _, now: least_of(engines, now), "prefix": prefix_aware}[kind]
 
 
-Pace = tuple[float, float]
+Pace = tuple[float, float]  # seconds at least, and for each token
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +155,8 @@ class Workers:
         return replace(self, surface=self.surface.scaled(factor))
 
     def build(self, book: Book, first: int = 0) -> list[Replica]:
-        numbers = range(first, first + self.count)
-        if self.stages > 1:
-            return [Pipeline(self.rules, book, self.surface, self.stages, n) for n in numbers]
-        return [Replica(self.rules, book, self.surface, self.ranks, n) for n in numbers]
+        kind, lanes = (Pipeline, self.stages) if self.stages > 1 else (Replica, self.ranks)
+        return [kind(self.rules, book, self.surface, lanes, n) for n in range(first, first + self.count)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +184,6 @@ class Fleet:
     decoded: Fraction = Fraction(1)  # share of the prompts whose caches come to these workers; others decode the rest
 
     def scaled(self, factor: float) -> Self:
-        """Return the same engines with all steps longer by a factor."""
         return replace(self, workers=self.workers.scaled(factor), prompts=self.prompts.scaled(factor) if self.prompts else None)
 
 
@@ -228,30 +219,28 @@ def run(
     book.prefilled_elsewhere = [prompted] * len(stream)
     engines = fleet.workers.build(book)
     ran = ServingRun(book, engines, fleet.prompts.build(book, len(engines)) if fleet.prompts else [])
-    if watch is None:
-        _send(ran, fleet, stream, enough)
-        return ran
     try:
-        watch(ran)
-        _send(ran, fleet, stream)
+        if watch:
+            watch(ran)
+        _send(ran, fleet, stream, inf if watch else enough)
     except KeyboardInterrupt:
+        if not watch:
+            raise
         ran.stopped = True
     return ran
 
 
-def _send(ran: ServingRun, fleet: Fleet, stream: RequestStream, enough: float = inf) -> None:
+def _send(ran: ServingRun, fleet: Fleet, stream: RequestStream, enough: float) -> None:
     book, engines, everyone = ran.book, ran.engines, range(len(stream))
     if fleet.prompts:
         _run_disaggregated(book, fleet, ran.prompt_engines, engines, stream.in_flight, enough)
         return
     if len(engines) == 1 or (fleet.router == "round-robin" and stream.in_flight == inf):  # each has its own share of requests
         for engine in engines:
-            share = everyone[engine.number :: len(engines)]
-            if share:
+            if share := everyone[engine.number :: len(engines)]:
                 run_alone(engine, Clients(book, stream.in_flight, share), enough if len(engines) == 1 else inf)
         return
-    clients = Clients(book, stream.in_flight, everyone)
-    route = router(fleet.router, engines)
+    clients, route = Clients(book, stream.in_flight, everyone), router(fleet.router, engines)
     if clients.cap < inf:
         for engine in engines:
             engine.on_done = lambda _, now: clients.answered(now)
@@ -285,14 +274,14 @@ def _run_disaggregated(book: Book, fleet: Fleet, before: list[Replica], engines:
         for engine in engines:
             engine.on_done = lambda _, now: clients.answered(now)
         run_together([*before, *engines], clients, send, feedback=True)
+        return
+    if fleet.router == "round-robin":  # each has its own share of requests
+        for place, engine in enumerate(before):
+            run_alone(engine, Clients(book, inf, range(place, len(book.arrival_s), len(before))))
     else:
-        if fleet.router == "round-robin":  # each has its own share of requests
-            for place, engine in enumerate(before):
-                run_alone(engine, Clients(book, inf, range(place, len(book.arrival_s), len(before))))
-        else:
-            run_together(before, clients, send, feedback=False)
-        clients.pending = wire.pending
-        run_together(engines, clients, send, feedback=False, enough=enough)
+        run_together(before, clients, send, feedback=False)
+    clients.pending = wire.pending
+    run_together(engines, clients, send, feedback=False, enough=enough)
 
 
 class _Wire:
