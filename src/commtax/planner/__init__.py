@@ -1,5 +1,4 @@
-"""The best plans for a cluster: ``commtax.plan("llama-3.1-70b", "2x8xh100-sxm", tpot_s="30ms")``; and where a plan that
-somebody runs already stands beside them."""
+"""The best plans for a cluster: ``commtax.plan("llama-3.1-70b", "2x8xh100-sxm", tpot_s="30ms")``, and the place of another."""
 
 from __future__ import annotations
 
@@ -109,19 +108,16 @@ def best_serving(put: Question) -> ServingPlans:
         techniques = (*kept_settings(answer), *untried_gain(answer), *shared_gain(answer))
         (name, delivered, *others), lengths = explain(answer, first), _length_notes(answer)
         split = alone_words(replace(answer, places=()))  # the usual point has its own words
-        lines = (name, delivered, *split, *others, *techniques, *lengths, *roomier_words(answer))
-        return replace(answer, why=lines)
+        return replace(answer, why=(name, delivered, *split, *others, *techniques, *lengths, *roomier_words(answer)))
     return replace(answer, would_take=tuple(to_meet(answer) if len(answer.near) else to_fit(answer.question)))
 
 
 def _loads_of(answer: ServingPlans, rows: ServingColumns, i: int) -> ServingColumns:
     """Return the loads of one row's plan that keep the limits of an answer's question, best first."""
-    standing = serving_standing(
-        answer, columns.sizes_of(rows, i), int(rows.replicas[i]), answer.question.goal.dtypes[int(rows.dtype[i])], tuned=True
-    )
-    loads = standing.rows
-    assert isinstance(loads, ServingColumns)
-    return loads.take(slice(0 if standing.reason else None))
+    dtype = answer.question.goal.dtypes[int(rows.dtype[i])]
+    standing = serving_standing(answer, rows.sizes(i), int(rows.replicas[i]), dtype, tuned=True)
+    assert isinstance(standing.rows, ServingColumns)
+    return standing.rows.take(slice(0 if standing.reason else None))
 
 
 def _search(put: Question) -> ServingPlans:
@@ -175,15 +171,20 @@ def serving_standing(
     ``prompts`` are servers of their own for prompts (tp, dp and how many as replicas), which the copies decode for. All run
     as the question says; ``tuned``, with the exchange, the copies of experts and the techniques that serve them best.
     """
-    copies = replace(record_from(Plan, sizes), replicas=replicas)
-    name = describe_layout(copies)
-    if prompts:
-        name = describe_pools(answer.question.places, (prompts.replicas, prompts), (replicas, copies))
-    q, index = answer.question, _index(answer.question, dtype)
+    q, copies = answer.question, replace(record_from(Plan, sizes), replicas=replicas)
+    pools = prompts and ((prompts.replicas, prompts), (replicas, copies))
+    name, index = describe_pools(q.places, *pools) if pools else describe_layout(copies), _index(q, dtype)
     if q.requests.prefill_cluster and not prompts:
         return _cannot(answer, name, f"has no separate prompt workers to run on {q.requests.prefill_cluster.key}")
-    if lack := _lack(q, int(copies.all_gpus), int(prompts.all_gpus) if prompts else 0):
-        return _cannot(answer, name, lack)
+    decoding, prompting = int(copies.all_gpus), int(prompts.all_gpus) if prompts else 0
+    needed = (prompting, decoding) if len(q.places) > 1 else (decoding + prompting,)
+    lacks = [
+        f"needs {n} GPUs, but {place.key} has {place.num_gpus}"
+        for n, place in zip(needed, q.places, strict=True)
+        if n > place.num_gpus
+    ]
+    if lacks:
+        return _cannot(answer, name, lacks[0])
     priced, refused = list[ServingColumns](), ""
     for by, exchange in enumerate(answer.exchanges):
         unlike = by != requested_way(q, bool(prompts)) and not tuned
@@ -199,7 +200,9 @@ def serving_standing(
     every = ServingColumns.joined(priced)
     good, near = (rows.take(slice(1)) for rows in best_first(q, every))
     way = answer.exchanges[int((good if len(good) else near).exchange[0])]
-    remark = _length_remark(replan(q, weights_dtype=q.goal.dtypes[index], **sizes, **way.changes), prompts)
+    ahead = {"prefill_tp": int(prompts.tp), "prefill_dp": int(prompts.dp)} if prompts else {}
+    servers = replan(q, weights_dtype=q.goal.dtypes[index], **sizes, **way.changes).but(disaggregated=bool(prompts), **ahead)
+    remark = "; ".join(default_limits_notes(servers, q.requests.tokens))  # whether they start with the model's own length
     if not len(good):
         missed = f"exceeds the limit: {best_times(answer, every)}"
         return StandingPlan(answer.gpu_words(near, 0), near, reason=missed, remark=remark)
@@ -211,14 +214,6 @@ def serving_standing(
     return StandingPlan(answer.gpu_words(good, 0), good, 1 + int(np.sum(better)), gain, remark=remark)
 
 
-def _length_remark(run: Question, prompts: Plan | None) -> str:
-    """Return whether servers of a kind would not start with the model's own length."""
-    servers = run.but(disaggregated=False)
-    if prompts:
-        servers = run.but(disaggregated=True, prefill_tp=int(prompts.tp), prefill_dp=int(prompts.dp))
-    return "; ".join(default_limits_notes(servers, run.requests.tokens))
-
-
 def _length_notes(answer: ServingPlans) -> list[Note]:
     """Note that the recommended servers would not start with the model's full length, and what length ``--emit`` sets."""
     rows, i = answer.plans, answer.recommended
@@ -228,24 +223,14 @@ def _length_notes(answer: ServingPlans) -> list[Note]:
     return [words("own-length", notes=notes, longest=longest)] if notes else []
 
 
-def _lack(q: Question, gpus: int, prompting: int) -> str:
-    """Return the GPUs that a plan has too many, on its cluster or on either of two."""
-    needed = (prompting, gpus) if len(q.places) > 1 else (gpus + prompting,)
-    for several, place in zip(needed, q.places, strict=True):
-        if several > place.num_gpus:
-            return f"needs {several} GPUs, but {place.key} has {place.num_gpus}"
-    return ""
+def _index(q: Question, dtype: str) -> int:
+    """Return the index of a type among those that were searched, by default the checkpoint's, else the first."""
+    wanted = (dtype,) if dtype else ("", q.model.quant.dtype if q.model.quant else q.model.dtype)
+    return next((i for i, name in enumerate(q.goal.dtypes) if name in wanted), 0)
 
 
 def _cannot(answer: ServingPlans | TrainPlans, name: str, reason: str) -> StandingPlan:
     return StandingPlan(name, answer.plans.take(slice(0)), reason=reason)
-
-
-def _index(q: Question, dtype: str) -> int:
-    """Return the index of a type among those that were searched, by default the checkpoint's, else the first."""
-    stored = q.model.quant.dtype if q.model.quant else q.model.dtype
-    wanted = (dtype,) if dtype else ("", stored)
-    return next((i for i, name in enumerate(q.goal.dtypes) if name in wanted), 0)
 
 
 def training_standing(answer: TrainPlans, run: Question) -> StandingPlan:

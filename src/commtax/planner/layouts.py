@@ -15,7 +15,7 @@ import numpy as np
 
 from commtax.arrays import Array, cache_few_answers, unique_values
 from commtax.judgement.fleet_samples import Size
-from commtax.planner.columns import Rejected, ground, sizes_of
+from commtax.planner.columns import Rejected, ground
 from commtax.planner.exchanges import ExpertExchange, dropped, exchanges, refuse_unused
 from commtax.planner.reasons import dtype_words
 from commtax.planner.serving_search import grid_of, having_room
@@ -123,7 +123,7 @@ def _bearable(one: Question, plans: Space, stream: RequestStream, index: int) ->
         slow = least * ALONE > limit
         for tp in unique_values(plans.tp[slow & kept]).tolist():
             these = np.flatnonzero(slow & kept & (plans.tp == tp))
-            first = record_from(Plan, sizes_of(plans, int(these[0])))
+            first = record_from(Plan, plans.sizes(int(these[0])))
             words = f"TP {tp} ({len(these)} plans)" if len(these) > 1 else describe_layout(first)
             best = f"{limit_name(name)} {format_seconds(float(least[these].min()))} without any load"
             lost.append(Rejected(words + dtype_words(one, index), f"exceeds the limit: {best}", slow=True))
@@ -168,7 +168,7 @@ def _colocated_layouts(one: Question, plans: Space) -> Iterator[Layout]:
     limited = any(name in OF_TOKENS for name, _ in one.goal.slo)
     paces: list[Paces] = _paces(one, plans) if limited else [((), ())] * len(plans)
     for i, pace in enumerate(paces):
-        copy = replan(one, **sizes_of(plans, i))
+        copy = replan(one, **plans.sizes(i))
         left = dropped(one, [copy])
         yield Layout(copy, int(plans.group[i]), int(plans.replicas[i]), float(answers[i]), paces=pace, dropped=left)
 
@@ -189,7 +189,7 @@ def _split_layouts(put: Question, decoding: Sequence[tuple[ExpertExchange, Space
         priced = replace(ground(base), what_if=base.what_if)
         load = load_of(priced)
         for i in simple_workers(base, plans).tolist():
-            decode_sizes = sizes_of(plans, i)
+            decode_sizes = plans.sizes(i)
             copy = settle(replan(base, **decode_sizes))  # its cache over the NIC of one GPU, while no other leaves its host
             moved = float(cache_bytes(copy, copy.requests.input_len) / outside_Bps(copy.cluster, 1) / carrier_of(copy).share)
             answers, group = float(full_copy(copy, load, float(plans.kv_tokens[i])).most_per_s(load.decodes)), int(plans.group[i])

@@ -10,7 +10,7 @@ import numpy as np
 
 from commtax.catalog.techniques import DRAFTS, NONE, changes_of, technique, techniques
 from commtax.judgement.gains import UNDECIDED, is_worth_telling, verdict_on_gain
-from commtax.planner.columns import ServingColumns, ServingPlans, objective_value, sizes_of, worst_limit_ratio
+from commtax.planner.columns import ServingColumns, ServingPlans, objective_value, worst_limit_ratio
 from commtax.planner.exchanges import exchanges
 from commtax.planner.ranking import LEAST, least_gain
 from commtax.planner.reasons import grown_times
@@ -89,7 +89,7 @@ def _value_with(answer: ServingPlans, rows: ServingColumns, i: int, named: tuple
     """Return the objective of row ``i`` with only some techniques, or 0 where they cannot be had."""
     way, q = replace(answer.exchanges[int(rows.exchange[i])], techniques=",".join(named)), answer.question
     index, replicas = int(rows.dtype[i]), int(rows.replicas[i])
-    run = replan(q, weights_dtype=q.goal.dtypes[index], replicas=replicas, **sizes_of(rows, i), **way.changes)
+    run = replan(q, weights_dtype=q.goal.dtypes[index], replicas=replicas, **rows.sizes(i), **way.changes)
     prompts = rows.prompter(i) if rows.mode[i] else None
     try:
         return float(objective_value(q, at_loads(run, prompts, int(rows.concurrency[i]), index, int(rows.exchange[i])))[0])
@@ -129,7 +129,7 @@ def _layouts(plain: ServingPlans, every: ServingColumns) -> tuple[tuple[int, ...
     apart = best.take(best.mode == 1)
     senders_of = zip(apart.prefill_tp.tolist(), apart.prefill_dp.tolist(), strict=True)
     prompts = [(int(tp), 1, int(dp), int(tp * dp) if dp > 1 else 1) for tp, dp in senders_of]
-    wanted = {(mode, *sizes_of(rows, i).values()) for mode, rows in enumerate((best, apart)) for i in range(len(rows))}
+    wanted = {(mode, *rows.sizes(i).values()) for mode, rows in enumerate((best, apart)) for i in range(len(rows))}
     near = {(by, mode, *sizes) for by, mode, *sizes in _near_layouts(plain, every) if (mode, *sizes) in wanted}
     senders = {(by, 1, *sizes) for by in {by for by, mode, *_ in near if mode == 1} for sizes in prompts}
     return tuple(sorted(near | senders))
