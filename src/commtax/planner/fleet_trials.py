@@ -1,8 +1,6 @@
 """One layout under a rate, by simulation of the fleet: how many copies hold the limits, and how far the rate may grow.
 
-Of a large fleet a few copies stand for all (``verbs/loads.py``). All fleets of a question see the same requests: the first
-ones of a single stream, at the rate exactly. A run is long enough that a percentile means something: ``COUNTED`` requests, and
-``EACH`` for every copy of a fleet that is simulated whole, count after a warm-up of as many as are under way at once.
+Of a large fleet a few copies stand for all (``verbs/loads.py``). All fleets of a question see the first requests of one stream.
 """
 
 from bisect import bisect_left, bisect_right
@@ -82,8 +80,7 @@ class Trial:
 
     @property
     def distance(self) -> tuple[bool, float]:
-        """Distance of a fleet from holding, less is nearer: overloaded ones last, by the rate over what they answer, for their
-        times only grow with the run. Where the capacity was not computed, it is a lower bound."""
+        """Distance of a fleet from holding, less is nearer: overloaded ones last, for their times only grow with the run."""
         most = SLACK * self.layout.throughput(*used_size(self.layout, self.size)) if isnan(self.capacity) else self.capacity
         rate = rate_of(self.layout.question)
         crowded = overloaded(rate, most, self.stretch)
@@ -96,7 +93,7 @@ class Trial:
 
     @property
     def sampled(self) -> bool:
-        return is_sampled(self.layout, self.size)
+        return self.sample != self.size
 
     @property
     def gpus(self) -> int:
@@ -125,10 +122,7 @@ class Trial:
 
     @property
     def kept(self) -> float | None:
-        """Probability that all limits are kept at the rate, that of the least sure one, or None where this was not computed.
-
-        Overloaded, it keeps none for long, whatever a run of some minutes says.
-        """
+        """Probability that the least sure limit is kept at the rate, or None where this was not computed."""
         goal, probabilities = self.layout.question.goal, list[float]()
         for name, limit in goal.slo:
             value = self.figures.get(name, nan)
@@ -151,6 +145,11 @@ class Trial:
     def steps(self) -> Estimate:
         """How long steps are over what is predicted."""
         return Estimate(1.0, 1 / longest_step(self), longest_step(self))
+
+    @property
+    def probability(self) -> float:
+        """Probability that it keeps its limits, if any, and is not overloaded; 0 where it was not run."""
+        return (self.able if self.kept is None else self.kept) if self.figures else 0.0
 
 
 def rate_of(q: Question) -> float:
@@ -201,26 +200,23 @@ def least_fleet(task: Task) -> Trial:
 
 
 def too_slow(layout: Layout, size: Size) -> tuple[str, float] | None:
-    """Return the limit on the time of tokens that a fleet is sure to break by the closed form, and that time.
-
-    That of a steady state: runs of fewer requests than are usual may end before.
-    """
+    """Return the limit on the time of tokens that a fleet is sure to break by the closed form, and that time."""
     q = layout.question
-    unsure = layout.apart or q.goal.confidence < EVEN or q.requests.num_prompts < COUNTED
+    unsure = layout.apart or q.goal.confidence < EVEN or q.requests.num_prompts < COUNTED  # no steady state in a short run
     return None if unsure else layout.too_slow(rate_of(q) / size[0])
 
 
 def _is_overloaded(layout: Layout, size: Size, longer: float = 1.0) -> bool:
-    """Return whether capacity alone shows that a fleet does not hold: that of each kind of worker, which is quickly computed, or of
-    the whole fleet where no limit can break. Large fleets are judged with steps ``longer`` than priced, small ones by a run."""
+    """Return whether the capacity of each kind of worker, or of the whole fleet where no limit can break, shows that a fleet does
+    not hold. Large fleets are judged with steps ``longer`` than priced, small ones by a run."""
     q, rate = layout.question, rate_of(layout.question)
     if q.goal.confidence < EVEN:
         return False
     if is_sampled(layout, size):  # to saturate some takes less than to run them
+        if overloaded(rate, _most_answered(layout, size), longer):
+            return True
         enough = layout.apart and _is_surely_enough(layout, size, rate * longer)
-        return overloaded(rate, _most_answered(layout, size), longer) or (
-            not enough and overloaded(rate, capacity(layout, size), longer)
-        )
+        return not enough and overloaded(rate, capacity(layout, size), longer)
     if layout.apart and _most_answered(layout, size) * SURE <= rate:
         return True
     if q.goal.slo or (q.plan.pp == 1 and KNOWN * layout.throughput(*size) > rate):
@@ -305,8 +301,7 @@ def worst(q: Question, outcome: RequestsInTime) -> float:
 
 
 def _decide_fleet(layout: Layout, size: Size, rate: float, stretch: float = 1.0, most: float = inf) -> tuple[float, RequestsInTime]:
-    """Return the worst time over its limit, and the run that shows it: a short one, with less load at first, where that is
-    plain."""
+    """Return the worst time over its limit, and the run that shows it: a short one where that is plain."""
     q = layout.question
     whole = layouts.run_lengths(sample_of_fleet(layout, size))
     for counted, sure in LOOKS if q.goal.slo else ():
@@ -324,8 +319,7 @@ def _decide_fleet(layout: Layout, size: Size, rate: float, stretch: float = 1.0,
 
 @cache_answers
 def _trial(layout: Layout, size: Size) -> Trial:
-    """Run a fleet at the rate that it must hold, with figures at the offered rate. An overloaded fleet never holds, whatever a run
-    of some minutes shows."""
+    """Run a fleet at the rate that it must hold, with figures at the offered rate. An overloaded fleet never holds."""
     q, rate = layout.question, rate_of(layout.question)
     over, outcome = _decide_fleet(layout, size, rate)
     stretch, longer = 1.0, None
@@ -355,6 +349,21 @@ def stretch_of(outcome: RequestsInTime) -> float:
 
 def with_capacity(trial: Trial) -> Trial:
     return replace(trial, capacity=capacity(trial.layout, trial.size)) if isnan(trial.capacity) else trial
+
+
+def with_confidence(trial: Trial) -> Trial:
+    """Add a fleet's capacity, and ranges where its limited times at the confidence are not known."""
+    trial = with_capacity(trial)
+    return with_ranges(trial) if trial.figures and not trial.sure else trial
+
+
+def sure_times(trial: Trial) -> Mapping[str, float]:
+    """Return a fleet's limited times at the rate that it must hold, with steps at the required confidence."""
+    q = trial.layout.question
+    central = run_fleet(trial.layout, trial.size, rate_of(q))
+    longer = run_fleet(trial.layout, trial.size, rate_of(q), stretch=1.0 if q.goal.confidence <= EVEN else stretch_of(central))
+    # of few requests a percentile may be shorter with longer steps, and both are looked at
+    return {name: max(central.statistic(name), longer.statistic(name)) for name, _ in q.goal.slo}
 
 
 def retry_if_able(trial: Trial) -> Trial:
@@ -408,10 +417,7 @@ def longest_step(trial: Trial) -> float:
 
 
 def stays_clear(trial: Trial) -> bool:
-    """Return whether a fleet holds at the offered rate with steps at the long end of their 80 % range.
-
-    That is how wrong predictions are. They must not overload it either, which a run of some minutes need not show.
-    """
+    """Return whether a fleet holds, and is not overloaded, at the offered rate with steps at the long end of their 80 % range."""
     return trial.holds and _holds_longer(trial.layout, trial.size, with_capacity(trial).capacity, longest_step(trial))
 
 

@@ -1,9 +1,8 @@
-"""Layouts of a copy that may serve a rate: those with room, that a request alone does not break, and what the closed form says
-that each answers in a second; sizes that a fleet of one layout may have, and how many of its copies are simulated.
+"""Layouts of a copy that may serve a rate, sizes that a fleet of one layout may have, and how many of its copies are simulated.
 
-Three bounds prune before anything is simulated, all with slack for what the closed form misses: a request that has a copy to
-itself waits for nobody, so load can only lengthen its times; a copy that answers its share of the rate has as many requests
-under way as make that many, and tokens take as long as among these; and no fleet answers more than its copies' throughput.
+Three bounds prune before anything is simulated, all with slack for what the closed form misses: load only lengthens the times of a
+request that has a copy to itself; tokens take as long as among the requests that make the rate; and no fleet answers more than its
+copies' throughput.
 """
 
 from bisect import bisect_left, bisect_right
@@ -63,7 +62,6 @@ class Layout:
 
     @property
     def ahead_gpus(self) -> int:
-        """GPUs of a worker of prompts."""
         return int(self.ahead.num_gpus) if self.ahead else 0
 
     def gpus(self, copies: int, prompts: int = 0) -> int:
@@ -108,7 +106,7 @@ def candidates(q: Question, stream: RequestStream) -> tuple[list[Layout], tuple[
             if q.requests.disaggregated and q.requests.output_len > 1:
                 kinds, decoding = [*zip(*(axis.tolist() for axis in sizes(plans).values()), strict=True)], [(usual, kept)]
                 for way in others:
-                    _, able, *_ = having_room(put, index, way, kinds)
+                    able = having_room(put, index, way, kinds)[1]
                     decoding += [(way, _bearable(one.but(**way.changes), able, stream, index)[0])] if len(able) else []
                 layouts += _split_layouts(one, decoding, prompt_sizes([Roomy(one, plans, index, 0)]))
     refuse_unused(q, [(one.question,) for one in layouts])
@@ -150,27 +148,25 @@ def limit_parts(name: str) -> tuple[str, str]:
 
 
 def limit_name(name: str) -> str:
-    """Return a statistic as people write it: ``p95 TTFT``."""
     return " ".join(limit_parts(name))
 
 
 def _requests_per_replica(one: Question, plans: Space) -> Array:
-    """Return the requests that a copy (a rank of attention data parallelism) runs at once."""
+    """Return the requests that a copy, or a rank of attention data parallelism, runs at once."""
     return np.asarray(np.clip(at_once(ground(one), plans), 1, step_limits(one)[1]).astype(int))
 
 
 def _colocated_layouts(one: Question, plans: Space) -> Iterator[Layout]:
-    """Yield copies that compute their own prompts. Throughput need not peak where most requests run."""
+    """Yield copies that compute their own prompts."""
     if not len(plans):
         return
-    loads = [np.maximum(1, _requests_per_replica(one, plans) // part) for part in (1, 2, 4)]
+    loads = [np.maximum(1, _requests_per_replica(one, plans) // part) for part in (1, 2, 4)]  # it need not peak where most run
     answers = np.max([np.asarray(simulated(one.but(num_prompts=inf), plans, load).requests_per_s) for load in loads], axis=0)
     limited = any(name in OF_TOKENS for name, _ in one.goal.slo)
     paces: list[Paces] = _paces(one, plans) if limited else [((), ())] * len(plans)
     for i, pace in enumerate(paces):
-        copy = replan(one, **plans.sizes(i))
-        left = dropped(one, [copy])
-        yield Layout(copy, int(plans.group[i]), int(plans.replicas[i]), float(answers[i]), paces=pace, dropped=left)
+        copy, sizes = replan(one, **plans.sizes(i)), (int(plans.group[i]), int(plans.replicas[i]))
+        yield Layout(copy, *sizes, float(answers[i]), paces=pace, dropped=dropped(one, [copy]))
 
 
 def _paces(one: Question, plans: Space) -> list[Paces]:
@@ -182,19 +178,18 @@ def _paces(one: Question, plans: Space) -> list[Paces]:
 
 
 def _split_layouts(put: Question, decoding: Sequence[tuple[ExpertExchange, Space]], senders: Array) -> Iterator[Layout]:
-    """Yield copies that decode, for each way to reach experts, beside prompt workers of each kind that has room. Workers that only
-    compute prompts have no time between tokens to keep."""
+    """Yield copies that decode, for each way to reach experts, beside prompt workers of each kind that has room."""
     for way, plans in decoding:
         base = put.but(**way.changes)
         priced = replace(ground(base), what_if=base.what_if)
-        load = load_of(priced)
+        load, places = load_of(priced), put.cluster
         for i in simple_workers(base, plans).tolist():
             decode_sizes = plans.sizes(i)
             copy = settle(replan(base, **decode_sizes))  # its cache over the NIC of one GPU, while no other leaves its host
             moved = float(cache_bytes(copy, copy.requests.input_len) / outside_Bps(copy.cluster, 1) / carrier_of(copy).share)
             answers, group = float(full_copy(copy, load, float(plans.kv_tokens[i])).most_per_s(load.decodes)), int(plans.group[i])
             ahead = prompters(Roomy(priced, plans, 0, 0), load, senders, decode_sizes["ep"] > 1)
-            prompted, places = np.broadcast_to(ahead.prompting.most_per_s(inf), ahead.group.shape), put.cluster
+            prompted = np.broadcast_to(ahead.prompting.most_per_s(inf), ahead.group.shape)
             for j, several in enumerate(ahead.group.tolist()):
                 most = int(np.sum(workers_beside(np.arange(1, places.num_gpus // group + 1), group, several, places) > 0))
                 if most:
@@ -214,10 +209,7 @@ def first_size(layout: Layout, able: list[Size], holds: Callable[[int], bool]) -
 
 
 def first_count(able: Sequence[object], holds: Callable[[int], bool]) -> int:
-    """Return the index of the first fleet of one kind that holds, the last where none does.
-
-    More copies never do worse: steps that double find one that holds, and halving the first.
-    """
+    """Return the index of the first fleet of one kind that holds, the last where none does: more copies never do worse."""
     low, step = 0, 1
     while not holds(low + step - 1):
         low, step = low + step, step * 2
@@ -231,8 +223,8 @@ def first_count(able: Sequence[object], holds: Callable[[int], bool]) -> int:
 def first_pair(able: list[Size], gpus: list[int], holds: Callable[[int], bool]) -> int:
     """Return the index of the first fleet of two kinds that holds, else the last. A large one may have a few GPUs more than that.
 
-    More workers of either kind never do worse. So fleets that grow in both are halved first; then those with fewer GPUs than the
-    best so far are tried from the largest on, but for those with no more workers of either kind than one that failed.
+    Fleets that grow in both kinds are halved first; then those with fewer GPUs than the best so far are tried from the largest on,
+    but for those with no more workers of either kind than one that failed.
     """
     failed: list[Size] = []
 
@@ -329,8 +321,7 @@ def is_sampled(layout: Layout, size: Size) -> bool:
 
 def sample_of_fleet(layout: Layout, size: Size) -> Sample:
     """Return the copies that are simulated for a fleet."""
-    workers = workers_of(size, layout.apart)
-    sample = sample_of(layout.question.but(**workers))
+    sample = sample_of(layout.question.but(**workers_of(size, layout.apart)))
     return replace(sample, question=sample.question.but(num_prompts=layout.question.requests.num_prompts))
 
 
@@ -349,6 +340,5 @@ def run_lengths(sample: Sample) -> tuple[int, int]:
 def all_requests(q: Question) -> RequestStream:
     """Return the longest stream that any fleet of a question sees, at one request/s."""
     count = q.requests.num_prompts if isfinite(q.requests.num_prompts) else MOST
-    alike = replace(q.requests, num_prompts=count, disaggregated=False, prefill_tp=None, kv_tokens=None)
-    alike = replace(alike, prefill_workers=None, decode_workers=None)
-    return _cached_stream(replace(q, plan=Plan(), requests=alike, offered=replace(q.offered, request_rate=1.0, burstiness=1.0)))
+    one_pool = {"disaggregated": False, "prefill_tp": None, "kv_tokens": None, "prefill_workers": None, "decode_workers": None}
+    return _cached_stream(Question.but(q, plan=Plan(), num_prompts=count, **one_pool, request_rate=1.0, burstiness=1.0))
