@@ -1,6 +1,4 @@
-"""Serving plans: price the whole grid of plans x concurrency at once, keep what meets the limits, rank, and say why.
-
-Splits of a cluster into workers for prompts and workers that decode are plans beside the others."""
+"""Serving plans, with one pool or two: price the grid of plans x concurrency at once, keep what meets the limits, rank, say why."""
 
 from __future__ import annotations
 
@@ -34,7 +32,6 @@ from commtax.verbs.settling import settle
 OBJECTIVES = ("throughput", "latency", "cost", "gpus")
 WORKLOADS = {"chat": (1024, 256), "rag": (8192, 512), "code": (2048, 128), "batch": (1024, 1024)}
 """Input and output tokens of usual workloads."""
-
 APART = "prompts on separate workers"
 LISTED = 20  # plans whose best concurrency is found exactly; those behind them are known to be behind
 PLACES = {
@@ -69,16 +66,14 @@ def grounded(put: Question) -> Question:
     if goal.objective not in OBJECTIVES:
         raise Refusal.of(f"one of {', '.join(OBJECTIVES)}", OBJECTIVES, objective=goal.objective)
     if wanted.prefill_cluster and not wanted.disaggregated:
-        rule = "belongs to disaggregated plans, and disaggregated=False leaves those out"
-        raise refuse_place(wanted.prefill_cluster, rule)
+        raise refuse_place(wanted.prefill_cluster, "belongs to disaggregated plans, and disaggregated=False leaves those out")
     if wanted.prefill_cluster and wanted.output_len == 1:
         rule = "one output token leaves nothing to decode elsewhere; output_len is at least 2"
         raise refuse_place(wanted.prefill_cluster, rule)
     if goal.max_concurrency is not None:
         positive(max_concurrency=goal.max_concurrency)
     money.check(goal)
-    q = replace(columns.ground(put), plan=put.plan)
-    return check_lengths(q)
+    return check_lengths(replace(columns.ground(put), plan=put.plan))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,26 +96,28 @@ def search_ways(q: Question, first: int = 0, earlier: ServingColumns = NO_SERVIN
 
 
 def rank_priced(q: Question, priced: PricedPlans) -> ServingPlans:
-    """Found plans, best first, with which to run, where, and why the others lost."""
-    answer = ServingPlans(q, priced.count, plain=_without_techniques(q, priced), rejected=tuple(dict.fromkeys(priced.lost)))
+    """Return the good plans, best first, with which to run, where, and why the others lost."""
+    plain, bare = None, q.but(technique_sets=(), technique_layouts=())
+    if q.goal.technique_sets:
+        points = priced.points.take(np.flatnonzero(priced.points.exchange < len(exchanges(bare))))
+        plain = rank_briefly(bare, replace(priced, points=points))
+    answer = ServingPlans(q, priced.count, plain=plain, rejected=tuple(dict.fromkeys(priced.lost)))
     if q.techniques != NO_TECHNIQUES or q.plan.dcp > 1:
         every = priced.points  # of each kind the first is looked at, narrow ones first
         kinds = np.stack([every.ep, every.tp, every.dp, every.mode, every.exchange, every.prefill_tp, every.prefill_dp], axis=1)
         first = np.unique(kinds, axis=0, return_index=True)[1].tolist() if len(every) else list[int]()
         refuse_unused(q, [answer.workers_of(every, i) for i in first])
-    q, met = answer.question, columns.worst_limit_ratio(answer.question, priced.points) <= 1
+    met = columns.worst_limit_ratio(q, priced.points) <= 1
     good = priced.points.take(np.flatnonzero(met))
     plans, near = ranking.best_first(q, priced.points)
     slow = reasons.too_slow(answer, priced.points, met) if len(priced.points) else ()
     lost = reasons.with_unique_names([*answer.rejected, *slow])
-    passed_over = ranking.passed_over_plan(q, columns.order(q, good), good) if len(plans) else NO_SERVING
-    answer = replace(
-        answer, plans=plans, near=near, front=good.take(ranking.front_of(good)), passed_over=passed_over, rejected=lost
-    )
+    answer = replace(answer, plans=plans, near=near, front=good.take(ranking.front_of(good)), rejected=lost)
     if not len(plans):
         return answer
-    first = ranking.recommended_row(q, plans)
-    answer = replace(answer, recommended=first, places=tuple(_places(q, priced.points)) if depends_on_who_waits(q) else ())
+    first, passed_over = ranking.recommended_row(q, plans), ranking.passed_over_plan(q, columns.order(q, good), good)
+    places = tuple(_places(q, priced.points)) if depends_on_who_waits(q) else ()
+    answer = replace(answer, recommended=first, passed_over=passed_over, places=places)
     return replace(answer, rejected=reasons.with_unique_names([*answer.rejected, *reasons.families_behind(answer)]))
 
 
@@ -148,7 +145,11 @@ def _points(q: Question, index: int, first: int, earlier: ServingColumns) -> tup
     alike = [] if q.requests.prefill_cluster else [one for one in pools if ways[one.exchange].shared]  # GPUs of one kind
     apart = [one for one in pools if ways[one.exchange].apart]
     if first:
-        alike, apart = (_among_layouts(q, kind, mode, first) for mode, kind in enumerate((alike, apart)))
+        taken = [
+            [replace(x, plans=x.plans.take(x.plans.among(_layouts_of(q, x.exchange % first, mode)))) for x in kind]
+            for mode, kind in enumerate((alike, apart))
+        ]
+        alike, apart = ([one for one in kind if len(one.plans)] for kind in taken)
     with counting.part(0.0, 0.5):
         counted = np.exp(-ranking.least_gains(q))
         shared = list(search_beside(alike, earlier, counted) if len(earlier) else map(search, counting.counted(alike)))
@@ -164,19 +165,10 @@ def _layouts_of(q: Question, exchange: int, *modes: int) -> list[tuple[int, ...]
     return [tuple(sizes) for by, mode, *sizes in q.goal.technique_layouts if by == exchange and (not modes or mode in modes)]
 
 
-def _among_layouts(q: Question, pools: Sequence[Roomy], mode: int, first: int) -> list[Roomy]:
-    """Return, of each way, the plans that techniques are tried on in a mode, where there are any."""
-    taken = (replace(x, plans=x.plans.take(x.plans.among(_layouts_of(q, x.exchange % first, mode)))) for x in pools)
-    return [one for one in taken if len(one.plans)]
-
-
 def having_room(
     q: Question, index: int, exchange: ExpertExchange, layouts: Sequence[tuple[int, ...]] | None = None
 ) -> tuple[Question, Space, list[Rejected], int]:
-    """Return the question in a type, plans with room for a request, rejected families, and the number of points.
-
-    ``layouts``: of these (tp, pp, dp, ep) alone.
-    """
+    """Return the question in a type, plans with room for a request (of these (tp, pp, dp, ep)), rejected families, and points."""
     put = q.but(weights_dtype=q.goal.dtypes[index], **exchange.changes)
     base = replace(columns.ground(put), what_if=put.what_if)
     whole = space(base, exchange)
@@ -215,12 +207,8 @@ def search_beside(pools: Sequence[Roomy], earlier: ServingColumns, counted: Arra
         yield from (grid.points, *inner[i])
 
 
-@dataclass(frozen=True, slots=True)
-class BestScores:
-    """What a score is known to reach: of each plan (type of weights, sizes), and what others must reach to be told of."""
-
-    by_plan: dict[tuple[int, ...], float]
-    least: float
+BestScores = tuple[dict[tuple[int, ...], float], float]
+"""What a score is known to reach: of each plan (type of weights, sizes), and what others must reach to be listed."""
 
 
 def _best_scores(q: Question, priced: ServingColumns) -> Iterator[BestScores]:
@@ -231,16 +219,15 @@ def _best_scores(q: Question, priced: ServingColumns) -> Iterator[BestScores]:
     keys = list(zip(*(getattr(first, name)[shared].astype(int).tolist() for name in ("dtype", *SERVING_AXES)), strict=True))
     for score, _, listed in _scores(q, priced, np.ones(len(priced))):
         best = _best_each(families, np.where(met, score, -np.inf), len(first))
-        yield BestScores(dict(zip(keys, best[shared].tolist(), strict=True)), _least(best, listed, power_margin(q)))
+        yield dict(zip(keys, best[shared].tolist(), strict=True)), _least(best, listed, power_margin(q))
 
 
 @dataclass(frozen=True, slots=True)
 class LoadGrid:
     """All plans of one way on a grid of loads.
 
-    A request takes no less time when others join, but for a dip where a collective changes its algorithm, so between two
-    grid points tokens/s is at most the next point's clients over this point's time. Intervals whose bound lies below a
-    bar, or that break a limit at both ends, are left out; ``DIP`` leaves room for the dips.
+    Between two grid points tokens/s is at most the next point's clients over this point's time, but for a ``DIP``. Intervals whose
+    bound lies below a bar, or that break a limit at both ends, are left out.
     """
 
     of: Roomy
@@ -275,16 +262,15 @@ class LoadGrid:
 
     def bars_beside(self, best: Sequence[BestScores]) -> list[Array]:
         """Return what each plan must reach to beat its known best, and to be listed."""
-        reached = ([one.by_plan.get(key, -np.inf) / self.counted for key in self._keys] for one in best)
-        return [np.maximum(one.least, values)[self.rows] for one, values in zip(best, reached, strict=True)]
+        reached = ([by_plan.get(key, -np.inf) / self.counted for key in self._keys] for by_plan, _ in best)
+        return [np.maximum(least, values)[self.rows] for (_, least), values in zip(best, reached, strict=True)]
 
     def raise_bests(self, best: Sequence[BestScores], rows: Array, points: ServingColumns) -> None:
         """Note what some points of these plans reach."""
         q, met = self.of.question, columns.worst_limit_ratio(self.of.question, points) <= 1
-        for one, (score, _, _) in zip(best, _scores(q, points, np.ones(len(points))), strict=True):
+        for (by_plan, _), (score, _, _) in zip(best, _scores(q, points, np.ones(len(points))), strict=True):
             reached = (_best_each(rows, np.where(met, score, -np.inf), len(self.of.plans)) * self.counted).tolist()
-            for key, value in zip(self._keys, reached, strict=True):
-                one.by_plan[key] = max(value, one.by_plan.get(key, -np.inf))
+            by_plan.update({key: max(value, by_plan.get(key, -np.inf)) for key, value in zip(self._keys, reached, strict=True)})
 
     def between(self, bars: Sequence[Array | float], best: Sequence[BestScores] = ()) -> Iterator[ServingColumns]:
         """Yield all loads inside intervals that may hold one above a bar, and record what they reach among the best."""
@@ -345,19 +331,10 @@ def power_margin(q: Question) -> float:
 
 
 def rank_briefly(q: Question, priced: PricedPlans) -> ServingPlans:
-    """Found plans, best first, and which to run."""
+    """Return the good or nearest plans, best first, and which to run."""
     plans, near = ranking.best_first(q, priced.points)
     answer = ServingPlans(q, priced.count, plans=plans, near=near)
     return replace(answer, recommended=ranking.recommended_row(q, plans)) if len(plans) else answer
-
-
-def _without_techniques(q: Question, priced: PricedPlans) -> ServingPlans | None:
-    """Return the plans without techniques, and which of them to run, where sets of techniques were tried."""
-    if not q.goal.technique_sets:
-        return None
-    bare = q.but(technique_sets=(), technique_layouts=())
-    points = priced.points.take(np.flatnonzero(priced.points.exchange < len(exchanges(bare))))
-    return rank_briefly(bare, replace(priced, points=points))
 
 
 def _places(q: Question, every: ServingColumns) -> Iterator[OperatingPoint]:
@@ -392,8 +369,8 @@ def at_loads(run: Question, prompts: Plan | None, clients: int, index: int, by: 
         ranks = copies * int(plan.dp)
         loads = np.array([clients]) if clients else np.arange(1, int(most_each(run, ranks)) + 1) * ranks
         tp, dp, workers = int(prompts.tp), int(prompts.dp), int(prompts.replicas)
-        put = run.but(replicas=1, concurrency=loads, prefill_tp=tp, prefill_dp=dp, prefill_workers=workers, decode_workers=copies)
-        put = put.but(disaggregated=True)
+        pools = {"prefill_tp": tp, "prefill_dp": dp, "prefill_workers": workers, "decode_workers": copies}
+        put = run.but(disaggregated=True, replicas=1, concurrency=loads, **pools)
         s = price_closed_loop(settle(put))
         room = min(float(s.kv_tokens), float(s.apart.kv_tokens) if s.apart else np.inf)
         _check_room(put, room)

@@ -1,8 +1,5 @@
-"""Splits of a cluster into workers for prompts and workers that decode, as plans beside the others.
-
-Priced as ``commtax simulate --disaggregated`` prices one of them: the same network, with steps priced once for each kind of
-workers: tp alone inside a fast domain, or a mixture's attention data parallelism with experts over all ranks.
-"""
+"""Splits of a cluster into workers for prompts and workers that decode, as plans beside the others, priced as ``commtax simulate
+--disaggregated`` prices one of them. Workers have tp alone inside a fast domain, or attention data parallelism with experts."""
 
 from collections.abc import Iterator, Sequence
 
@@ -32,14 +29,13 @@ from commtax.verbs.kv_caches import cache_tokens
 from commtax.verbs.settling import replan, settle
 from commtax.verbs.steps import decode_workload, step_bill
 
-COPIES = np.r_[1:65, (64 * 2 ** (np.arange(1, 129) / 8)).astype(int)]
-"""Decode workers that are tried: all up to 64, then eight to a doubling. The same on every cluster, so that more GPUs only add."""
-LOADS = unique_values(np.r_[1:17, (16 * 2 ** (np.arange(1, 65) / 4)).astype(int)])
-"""Clients of a rank that decodes that are tried: all up to 16, then four to a doubling; the best of a split is found exactly."""
+COPIES = np.r_[1:65, (64 * 2 ** (np.arange(1, 129) / 8)).astype(int)]  # decode workers that are tried, on every cluster the same
+LOADS = unique_values(np.r_[1:17, (16 * 2 ** (np.arange(1, 65) / 4)).astype(int)])  # clients of a rank that are tried at first
 SAME = 1e-3  # prompt workers that shorten requests by less than this are left out
 PIECES = 9  # that the room between two loads is cut into
 SMOOTH = 0.95  # of a split's most power is met on the grid
 SMALL = 32  # GPUs of a split that is tried for the price of its tokens: larger ones have the same shares of both kinds
+Priced = dict[str, Array]  # figures of splits (rows) under loads (columns) by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +60,8 @@ class UnqueuedReplica:
         place = np.clip(np.searchsorted(self.loads, loads, "right") - 1, 0, max(0, len(self.loads) - 2))
         after = np.minimum(place + 1, len(self.loads) - 1)
         beyond = (loads - self.loads[place]) / np.maximum(1, self.loads[after] - self.loads[place])
-        ends = ((table[kind, place], table[kind, after]) for table in (self.per_s, self.alone_s))
-        per_s, alone_s = (low + (high - low) * beyond for low, high in ends)
+        low, high = (np.stack([table[kind, at] for table in (self.per_s, self.alone_s)]) for at in (place, after))
+        per_s, alone_s = low + (high - low) * beyond
         return per_s, alone_s
 
 
@@ -79,7 +75,6 @@ class PromptWorkers:
 
     @property
     def group(self) -> Array:
-        """GPUs of one."""
         return np.asarray(self.plan.num_gpus)
 
 
@@ -97,12 +92,10 @@ class DecodeWorkers:
 
     @property
     def ranks(self) -> int:
-        """Ranks of attention data parallelism."""
         return int(self.question.plan.dp)
 
     @property
     def group(self) -> int:
-        """GPUs of a copy."""
         return int(self.question.plan.num_gpus)
 
     def network(self, kind: Array, clients: Number, copies: Number, workers: Number | None) -> QueueNetwork:
@@ -124,23 +117,18 @@ class DecodeWorkers:
 
 
 def split(pools: Sequence[Roomy]) -> ServingColumns:
-    """Prompt workers and decode copies of one kind each, with no more workers than help.
-
-    A single output token leaves nothing to decode.
-    """
+    """Return prompt workers and decode copies of one kind each, with no more workers than help."""
     wanted = pools[0].question.requests if pools else None
-    if wanted is None or wanted.output_len == 1 or not wanted.disaggregated:
+    if wanted is None or wanted.output_len == 1 or not wanted.disaggregated:  # a single output token leaves nothing to decode
         return NO_SERVING
-    sizes = prompt_sizes(pools)
-    parts = list[ServingColumns]()
+    sizes, parts = prompt_sizes(pools), list[ServingColumns]()
     for of in counting.counted(pools):
         ahead, load = dict[bool, PromptWorkers](), load_of(of.question)
         for i in counting.counted(simple_workers(of.question, of.plans, wanted.prefill_cluster is not None).tolist()):
             spread = bool(of.plans.ep[i] > 1)
             if spread not in ahead:
                 ahead[spread] = prompters(of, load, sizes, spread)
-            copies = _copies(of, i, load, ahead[spread])
-            parts.append(_rows(copies, of))
+            parts.append(_rows(_copies(of, i, load, ahead[spread]), of))
     return ServingColumns.joined(parts)
 
 
@@ -234,10 +222,9 @@ def _confidence_factor(one: Question, load: ClosedLoopLoad, most: int, kv: float
 
 
 def _splits(of: DecodeWorkers) -> tuple[SplitRows, bool]:
-    """Return all splits, and whether fewer prompt workers than fit may do.
+    """Return all splits, and whether fewer prompt workers than fit may do. For tokens a GPU or fewest GPUs every small one counts.
 
-    For tokens a GPU or for fewest GPUs every small split counts. Else more prompt workers are never worse, as long as they
-    stay in the copies' own domain or have left it anyway: all that fit, and help.
+    Else more prompt workers are never worse, as long as they stay in the copies' own domain or have left it anyway.
     """
     cluster, ahead, groups = of.question.cluster, of.question.requests.prefill_cluster, list(enumerate(of.ahead.group.tolist()))
     small = of.question.goal.objective in ("cost", "gpus")
@@ -299,9 +286,7 @@ def _rows(of: DecodeWorkers, roomy: Roomy) -> ServingColumns:
     return ServingColumns.joined([_columns(of, part, roomy) for part in parts])
 
 
-def _loads_between(
-    of: DecodeWorkers, rows: SplitRows, loads: Array, good: Array, free: UnqueuedReplica | None
-) -> Iterator[dict[str, Array]]:
+def _loads_between(of: DecodeWorkers, rows: SplitRows, loads: Array, good: Array, free: UnqueuedReplica | None) -> Iterator[Priced]:
     """Yield the most clients of a rank between a good load and one that is not: times never fall when one joins."""
     first = np.where(good, np.arange(loads.shape[1]), -1).max(1)
     gaps = np.flatnonzero((first >= 0) & (first + 1 < loads.shape[1]))
@@ -316,9 +301,7 @@ def _loads_between(
     yield {name: value[:, 0] for name, value in _price_splits(of, rows, low[:, None], free).items()}
 
 
-def _most_powerful_loads(
-    of: DecodeWorkers, rows: SplitRows, loads: Array, grid: dict[str, Array], free: UnqueuedReplica | None
-) -> dict[str, Array]:
+def _most_powerful_loads(of: DecodeWorkers, rows: SplitRows, loads: Array, grid: Priced, free: UnqueuedReplica | None) -> Priced:
     """Return the load with most tokens/s over the time of a request, which has one peak, for each split near the best."""
     power = grid["tokens_per_s"] / grid["request_s"] / (grid["gpus"] if of.question.goal.objective == "cost" else 1)
     hopeful = np.flatnonzero(power.max(1) >= SMOOTH / (1 + margin(of.question)) ** 2 * power.max())
@@ -330,8 +313,7 @@ def _most_powerful_loads(
         priced = _price_splits(of, rows, inner, free)
         best = (priced["tokens_per_s"] / priced["request_s"]).argmax(1)
         low, high = (inner[place, np.clip(best + step, 0, PIECES)] for step in (-1, 1))
-    inner = np.minimum(low[:, None] + np.arange(3), high[:, None])
-    priced = _price_splits(of, rows, inner, free)
+    priced = _price_splits(of, rows, np.minimum(low[:, None] + np.arange(3), high[:, None]), free)
     best = (priced["tokens_per_s"] / priced["request_s"]).argmax(1)
     return {name: value[place, best] for name, value in priced.items()}
 
@@ -350,8 +332,7 @@ def _enough(of: DecodeWorkers, rows: SplitRows, loads: Array, free: UnqueuedRepl
 
 
 def _price_splits(of: DecodeWorkers, rows: SplitRows, loads: Array, free: UnqueuedReplica | None) -> dict[str, Array]:
-    """Price splits (rows) under loads (columns): their figures, how far they exceed the limits, and whether they are within
-    them."""
+    """Price splits (rows) under loads (columns): their figures, and how far they exceed the limits."""
     q, kind, copies = of.question, rows.kind[:, None], rows.copies[:, None]
     workers = np.broadcast_to(rows.fit[:, None], loads.shape) if free is None else _enough(of, rows, loads, free)
     clients = copies * loads * of.ranks
@@ -362,25 +343,14 @@ def _price_splits(of: DecodeWorkers, rows: SplitRows, loads: Array, free: Unqueu
     ttft, tpot, ahead = served.ttft_s, served.tpot_s, of.ahead
     times = {"ttft_s": ttft, "tpot_s": tpot, "sure_ttft_s": ttft * ahead.sure_ttft[kind], "sure_tpot_s": tpot * of.longer[batch]}
     request_s = ttft + (of.load.output_len - 1) * tpot
-    with np.errstate(over="ignore"):  # as in ``columns.over``
+    with np.errstate(over="ignore"):  # as in ``columns.worst_limit_ratio``
         over = np.maximum(times["sure_ttft_s"] / q.goal.ttft_s, times["sure_tpot_s"] / q.goal.tpot_s)
-    priced = {
-        "replicas": copies,
-        "gpus": copies * of.group + workers * ahead.group[kind],
-        "prefill_tp": spread(ahead.plan.tp, kind),
-        "prefill_dp": spread(ahead.plan.dp, kind),
-        "prefill_replicas": workers,
-        "concurrency": clients,
-        "running": passed.seqs,
-        **times,
-        "tokens_per_s": clients / request_s * of.load.output_len,
-        "kv_headroom": 1 - np.minimum(passed.seqs, loads) * mean_cached_tokens(q) / of.kv_tokens,
-        "prefill_gpus": workers * ahead.group[kind],
-        "request_s": request_s,
-        "over": over,
-        "good": over <= 1,
-    }
-    return {name: np.broadcast_to(value, loads.shape) for name, value in priced.items()}
+    prefill_gpus, headroom = workers * ahead.group[kind], 1 - np.minimum(passed.seqs, loads) * mean_cached_tokens(q) / of.kv_tokens
+    prompts = {"prefill_tp": spread(ahead.plan.tp, kind), "prefill_dp": spread(ahead.plan.dp, kind), "prefill_replicas": workers}
+    sizes = {"replicas": copies, "gpus": copies * of.group + prefill_gpus, **prompts, "concurrency": clients, **times}
+    rates = {"running": passed.seqs, "tokens_per_s": clients / request_s * of.load.output_len, "kv_headroom": headroom}
+    beside = {"prefill_gpus": prefill_gpus, "request_s": request_s, "over": over, "good": over <= 1}  # which no column keeps
+    return {name: np.broadcast_to(value, loads.shape) for name, value in (sizes | rates | beside).items()}
 
 
 def _columns(of: DecodeWorkers, priced: dict[str, Array], roomy: Roomy) -> ServingColumns:
@@ -390,8 +360,7 @@ def _columns(of: DecodeWorkers, priced: dict[str, Array], roomy: Roomy) -> Servi
 
 
 def _best_loads(goal: Goal, grid: dict[str, Array]) -> Array:
-    """Select loads (columns) of splits (rows): the best of each split within the limits, or the nearest, and at each load the split
-    with most per GPU. Without limits the shortest requests of each split count too."""
+    """Select the best or nearest load (column) of each split (row), the split with most per GPU at each, and shortest requests."""
     over, good, rate = grid["over"], grid["good"], grid["tokens_per_s"]
     each = paid(goal, grid["gpus"], grid["prefill_gpus"]) if goal.objective == "cost" else grid["gpus"]
     value = {"throughput": rate, "latency": 1 / grid["request_s"]}.get(goal.objective, rate / each)

@@ -46,10 +46,7 @@ def search_training(put: Question) -> TrainPlans:
 
 
 def _widest_first(answer: TrainPlans, grid: TrainColumns, budget: float) -> TrainColumns:
-    """Return the widest data parallelism of each split, then what could still be faster although it leaves GPUs idle.
-
-    No plan takes less time than its GPUs need at their peak, so whatever is left out is slower than the fastest found.
-    """
+    """Return the widest data parallelism of each split, then what at its GPUs' peak could still be faster although some idle."""
     split = np.unique(np.stack([grid.tp, grid.pp, grid.cp]), axis=1, return_inverse=True)[1].ravel()
     most = np.zeros(int(split.max(initial=0)) + 1, dtype=int)
     np.maximum.at(most, split, grid.dp)
@@ -134,15 +131,11 @@ def _grid(base: Question) -> TrainColumns:
 
 def unpriced(*sizes: Array) -> TrainColumns:
     """Return plans by their sizes, without figures."""
-    columns: dict[str, Array | float] = dict.fromkeys(TrainColumns.names(), 0)
-    return TrainColumns.of(len(sizes[0]), **(columns | dict(zip(SIZED, sizes, strict=True))))
+    return TrainColumns.of(len(sizes[0]), **dict.fromkeys(TrainColumns.names(), 0.0) | dict(zip(SIZED, sizes, strict=True)))
 
 
 def _rows_of_kind(grid: TrainColumns, kind: Question) -> TrainColumns:
-    """Return the rows that a kind can run: other schedules than the plain one need stages, and chunks a layer each.
-
-    Where gradients of all microbatches are kept, ZeRO 3 has no stages.
-    """
+    """Return the rows that a kind can run: other schedules than the plain one need stages, and chunks a layer each."""
     pp, plan = grid.pp, kind.plan
     keep = np.ones(len(pp), dtype=bool)
     if plan.schedule != "1f1b":
@@ -150,16 +143,16 @@ def _rows_of_kind(grid: TrainColumns, kind: Question) -> TrainColumns:
         keep = (pp > 1) & ((chunks <= most_chunks(kind.model.num_layers, pp)) | (chunks == 1))
     if plan.zero in (0, 1):
         keep &= (plan.zero == 0) == (grid.dp == 1)  # with replicas the optimiser is sharded, alone there is nothing to shard
-    if plan.zero == 3 and not kind.engine.trains.master_is_parameter:
+    if plan.zero == 3 and not kind.engine.trains.master_is_parameter:  # gradients of all microbatches are kept
         keep &= pp == 1
     return grid.take(keep)
 
 
 def columns(b: StepBill, index: int, sizes: TrainColumns) -> TrainColumns:
-    """Priced steps as columns."""
-    sizes_ = (index, *(getattr(sizes, name) for name in SIZED))
-    figures = (b.step_s, b.mfu, b.memory_bytes_per_rank, b.bubble_fraction, b.comm_fraction)
-    return TrainColumns.of(len(sizes), **dict(zip(TrainColumns.names(), (*sizes_, *figures), strict=True)))
+    """Return priced steps as columns."""
+    row = (index, *(getattr(sizes, name) for name in SIZED), b.step_s, b.mfu, b.memory_bytes_per_rank)
+    values = (*row, b.bubble_fraction, b.comm_fraction)
+    return TrainColumns.of(len(sizes), **dict(zip(TrainColumns.names(), values, strict=True)))
 
 
 def _rejected_families(a: TrainPlans, every: TrainColumns, good: TrainColumns, budget: float) -> Iterator[Rejected]:
