@@ -24,7 +24,6 @@ MOST_BANDWIDTH = 1e9  # times the link's own
 
 
 def _is_no_factor(q: Question, name: str) -> bool:
-    """Return whether a what-if is no factor between 1 and ``MOST_TIMES``."""
     return not 1 <= check_number(getattr(q.what_if, name), name) < MOST_TIMES
 
 
@@ -109,12 +108,9 @@ def check_run(q: Question) -> None:
         check_collectives(q)
         check_experts_techniques(q)
     check("experts", EXPERTS, q, widest=_widest(q), most=(_widest(q),))
-    if q.trains:
-        check_lengths(q)
-        _check_async(q)
-
-
-def _check_async(q: Question) -> None:
+    if not q.trains:
+        return
+    check_lengths(q)
     axes = q.what_if.async_axes or ()
     for axis in axes:
         if axis not in TAXES:
@@ -165,11 +161,6 @@ BACKEND: Mapping[str, Broken] = {
 """An expert backend belongs to a mixture, to an engine that has it, and to chips and links that carry it."""
 
 
-def _needs_sequence_parallel(q: Question) -> bool:
-    mixed = np.any((np.asarray(q.plan.ep) > 1) & (np.asarray(q.plan.tp) > 1))
-    return bool(mixed) and q.engine.mixes.needs_sequence_parallel and not q.plan.sequence_parallel
-
-
 def _lacks_arithmetic(q: Question) -> bool:
     """Return whether a model is to train in a narrow format that its chip does not multiply."""
     name = q.plan.weights_dtype
@@ -181,7 +172,10 @@ TRAINED: Mapping[str, Broken] = {
     "zero": lambda q: q.plan.zero not in (0, 1, 2, 3),
     "zero-stages": lambda q: q.plan.zero >= 2 and np.any(np.asarray(q.plan.pp) > 1) and not q.engine.trains.master_is_parameter,
     "shard": lambda q: np.any(np.asarray(q.plan.shard) != 0) and q.plan.zero != 3,
-    "sequence-parallel": _needs_sequence_parallel,
+    "sequence-parallel": lambda q: (
+        (q.engine.mixes.needs_sequence_parallel and not q.plan.sequence_parallel)
+        and np.any((np.asarray(q.plan.ep) > 1) & (np.asarray(q.plan.tp) > 1))
+    ),
     "schedule": lambda q: q.plan.schedule not in TRAINING,
     "chunks": lambda q: q.plan.chunks < 1,
     "chunks-interleaved": lambda q: q.plan.chunks > 1 and q.plan.schedule != "interleaved",
@@ -215,8 +209,7 @@ def check_lengths(q: Question) -> None:
     if stages == 1 or chunks == 1:
         return
     if plan.schedule == "interleaved" and chunks > (most := int(most_chunks(layers, stages))):
-        code = "lengths.chunks" if most > 1 else "lengths.no-chunks"
-        raise refusal(code, q, stages=stages, most=most, nearest=(most,))
+        raise refusal("lengths.chunks" if most > 1 else "lengths.no-chunks", q, stages=stages, most=most, nearest=(most,))
     if plan.schedule != "interleaved" and np.any((np.asarray(plan.pp) > 1) & (layers % (np.asarray(plan.pp) * chunks) != 0)):
         raise refusal("lengths.layers", q, chunks=chunks)
 

@@ -64,7 +64,8 @@ def check_option(value: object, option: Option) -> object:
             raise Refusal(f"{name} '{value}': one of {', '.join(option.words)}", name, option.words)
         return value
     if option.above is not None:
-        value = parse_time(value, name) if option.unit == " s" else value
+        if isinstance(value, str) and option.unit == " s":
+            value = parse_time(value, name)
         return 0.0 if value == 0 == least else number(value, name, option.above, option.most or np.inf, option.unit, option.endless)
     if option.most is not None and np.ndim(value):  # type: ignore[arg-type]
         raise Refusal(f"{name}: one number is needed", name)
@@ -87,10 +88,8 @@ def number(value: object, name: str, low: float, high: float, unit: str = "", en
     return float(value)
 
 
-def parse_time(value: object, name: str) -> object:
-    """Return seconds from a number, or from text with a unit or without."""
-    if not isinstance(value, str):
-        return value
+def parse_time(value: str, name: str) -> float:
+    """Return seconds from text with a unit or without."""
     try:
         return float(value)
     except ValueError:
