@@ -174,17 +174,8 @@ def serving_standing(
     q, copies = answer.question, replace(record_from(Plan, sizes), replicas=replicas)
     pools = prompts and ((prompts.replicas, prompts), (replicas, copies))
     name, index = describe_pools(q.places, *pools) if pools else describe_layout(copies), _index(q, dtype)
-    if q.requests.prefill_cluster and not prompts:
-        return _cannot(answer, name, f"has no separate prompt workers to run on {q.requests.prefill_cluster.key}")
-    decoding, prompting = int(copies.all_gpus), int(prompts.all_gpus) if prompts else 0
-    needed = (prompting, decoding) if len(q.places) > 1 else (decoding + prompting,)
-    lacks = [
-        f"needs {n} GPUs, but {place.key} has {place.num_gpus}"
-        for n, place in zip(needed, q.places, strict=True)
-        if n > place.num_gpus
-    ]
-    if lacks:
-        return _cannot(answer, name, lacks[0])
+    if lack := _lack(q, copies, prompts):
+        return _cannot(answer, name, lack)
     priced, refused = list[ServingColumns](), ""
     for by, exchange in enumerate(answer.exchanges):
         unlike = by != requested_way(q, bool(prompts)) and not tuned
@@ -199,19 +190,29 @@ def serving_standing(
         return _cannot(answer, name, refused)
     every = ServingColumns.joined(priced)
     good, near = (rows.take(slice(1)) for rows in best_first(q, every))
-    way = answer.exchanges[int((good if len(good) else near).exchange[0])]
-    ahead = {"prefill_tp": int(prompts.tp), "prefill_dp": int(prompts.dp)} if prompts else {}
-    servers = replan(q, weights_dtype=q.goal.dtypes[index], **sizes, **way.changes).but(disaggregated=bool(prompts), **ahead)
-    remark = "; ".join(default_limits_notes(servers, q.requests.tokens))  # whether they start with the model's own length
-    if not len(good):
-        missed = f"exceeds the limit: {best_times(answer, every)}"
-        return StandingPlan(answer.gpu_words(near, 0), near, reason=missed, remark=remark)
-    theirs, values = (columns.order(q, rows) for rows in (answer.plans, good))
+    best, missed = (good, "") if len(good) else (near, f"exceeds the limit: {best_times(answer, every)}")
+    rank, gain = _rank_and_gain(answer, good) if len(good) else (0, 1.0)
+    remark = "; ".join(default_limits_notes(answer.servers(best, 0), q.requests.tokens))  # do they start with the model's length?
+    return StandingPlan(answer.gpu_words(best, 0), best, rank, gain, missed, remark)
+
+
+def _lack(q: Question, copies: Plan, prompts: Plan | None) -> str:
+    """Return what a plan lacks: separate workers for prompts, or GPUs on its cluster or on either of two."""
+    if q.requests.prefill_cluster and not prompts:
+        return f"has no separate prompt workers to run on {q.requests.prefill_cluster.key}"
+    decoding, prompting = int(copies.all_gpus), int(prompts.all_gpus) if prompts else 0
+    needed = zip((prompting, decoding) if len(q.places) > 1 else (decoding + prompting,), q.places, strict=True)
+    return next((f"needs {n} GPUs, but {place.key} has {place.num_gpus}" for n, place in needed if n > place.num_gpus), "")
+
+
+def _rank_and_gain(answer: ServingPlans, row: ServingColumns) -> tuple[int, float]:
+    """Return the rank that one plan would have among an answer's, and the winner's worth over its worth."""
+    q, (theirs, values) = answer.question, (columns.order(answer.question, rows) for rows in (answer.plans, row))
     better = (theirs[0] > values[0]) | ((theirs[0] == values[0]) & (theirs[1] > values[1]))
     if q.goal.objective == "gpus":  # as many GPUs are no tie
         better |= (theirs[0] == values[0]) & (theirs[1] == values[1]) & (theirs[2] > values[2] * (1 + 1e-8))
-    gain = float(columns.objective_value(q, answer.plans)[0] / columns.objective_value(q, good)[0]) if len(answer.plans) else 1.0
-    return StandingPlan(answer.gpu_words(good, 0), good, 1 + int(np.sum(better)), gain, remark=remark)
+    gain = float(columns.objective_value(q, answer.plans)[0] / columns.objective_value(q, row)[0]) if len(answer.plans) else 1.0
+    return 1 + int(np.sum(better)), gain
 
 
 def _length_notes(answer: ServingPlans) -> list[Note]:

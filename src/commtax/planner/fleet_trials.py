@@ -148,7 +148,7 @@ class Trial:
 
     @property
     def probability(self) -> float:
-        """Probability that it keeps its limits, if any, and is not overloaded; 0 where it was not run."""
+        """Probability that it keeps its limits, if any, and is not overloaded, or 0 where it was not run."""
         return (self.able if self.kept is None else self.kept) if self.figures else 0.0
 
 

@@ -455,7 +455,7 @@ def _name(answer: ServingPlans, i: int) -> str:
 
 
 def explain_training(answer: TrainPlans, i: int) -> Iterator[str]:
-    """Describe what binds plan ``i`` and how far it is behind the best; the recommended one also beside its rivals."""
+    """Describe what binds plan ``i`` and how far it is behind the best, or the recommended one ahead of its rivals."""
     q, rows, first = answer.question, answer.plans, answer.recommended
     kind = training_kinds(rows, q)
     yield from (answer.whole_words(rows, i), verdict(answer.step_of(rows, i), []))

@@ -1,4 +1,4 @@
-"""What a question must keep to. ``rules.toml`` has the words of each rule, and the modules here say where each is broken: of plans and
+"""What a question must keep to. ``rules.toml`` has the words of each rule; the modules here say where each is broken: of plans and
 arrays of them (``legality.py``), of one question (``questions.py``, ``techniques.py``, ``drafts.py``), of single options."""
 
 from collections.abc import Callable, Mapping, Sequence
