@@ -55,8 +55,7 @@ def late_codes(q: Question, ttft_s: float, tpot_s: float) -> list[str]:
     """Return the codes of what interactive use does not bear at a request rate, where no limit is on a statistic of it."""
     limited = {name.split("_")[0] for name, _ in q.goal.slo}
     late = not limited & {"ttft", "e2e"} and ttft_s > bearable_ttft_s(q)
-    slow = not limited & {"tpot", "itl", "e2e"} and tpot_s > bearable_token_s(q)
-    return [LATE] * late + [SLOW] * slow
+    return [LATE] * late + [SLOW] * (not limited & {"tpot", "itl", "e2e"} and tpot_s > bearable_token_s(q))
 
 
 def waits_mostly(q: Question, ttft_s: float, tpot_s: float) -> bool:

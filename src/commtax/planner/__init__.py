@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Unpack
 
 import numpy as np
@@ -22,7 +21,7 @@ from commtax.planner.serving_search import at_loads
 from commtax.planner.space import WIDE
 from commtax.planner.technique_sets import kept_settings, search_with_techniques, shared_gain, technique_sets_of, untried_gain
 from commtax.question import AUTO, CONFIDENCE, SEQUENCE_LEN, Question
-from commtax.records import dataclass, record_from
+from commtax.records import dataclass, record_from, replace
 from commtax.rules import values
 from commtax.spec import SIZES, Cluster, Model, Plan
 from commtax.statement import Note, Refusal

@@ -4,7 +4,6 @@ weights, engine limits that make more room; and remedies where no plan is good, 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from commtax.planner.columns import USUAL, ServingColumns, ServingPlans, ground,
 from commtax.planner.money import counted_tokens_per_s, paid, per_million
 from commtax.planner.reasons import TITLES, against_codes, against_note, distance_words, missed_times, more_words
 from commtax.question import EVEN, Question
+from commtax.records import replace
 from commtax.spec import DTYPE_BYTES, Cluster
 from commtax.statement import Note, Refusal
 from commtax.units import format_money, format_seconds, plural, round_up_seconds

@@ -1,7 +1,7 @@
 """Plans as columns, one row a plan or a plan and a load; what a search answers with them, and what each row is and costs."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -15,7 +15,7 @@ from commtax.judgement.leading import latest_first_token_s, standing
 from commtax.planner.exchanges import ExpertExchange, dropped, exchanges, without
 from commtax.planner.money import counted_tokens_per_s, paid, per_million
 from commtax.question import Question
-from commtax.records import dataclass, record_from
+from commtax.records import dataclass, record_from, replace
 from commtax.rules.drafts import drafted_load
 from commtax.spec import SERVING_AXES, SIZES, Number, Plan
 from commtax.units import plural
@@ -259,9 +259,8 @@ class ServingPlans(SearchAnswer):
 
     def longest(self, rows: ServingColumns, i: int) -> int:
         """Return the length in tokens that the servers of row ``i`` are started with. 0 is the model's own length."""
-        return length_to_start_with(
-            self.servers(rows, i), float((1 + self.question.requests.spread) * self.question.requests.tokens)
-        )
+        wanted = self.question.requests
+        return length_to_start_with(self.servers(rows, i), float((1 + wanted.spread) * wanted.tokens))
 
     def servers(self, rows: ServingColumns, i: int) -> Question:
         """Row ``i`` as a question about what its servers hold: of one pool or both."""
@@ -312,7 +311,7 @@ class ServingPlans(SearchAnswer):
         return price(settle(self.put(rows, i).but(batch=batch, context=self._middle)))
 
     def comm_fractions(self, rows: ServingColumns) -> Array:
-        """Return the share of each row's decode step that is exposed communication. Rows of a kind are priced together."""
+        """Return the share of each row's decode step that is exposed communication."""
         shares = np.zeros(len(rows))
         for ep in unique_values(rows.ep).tolist():
             for alike, put in self._priced_together(rows, np.flatnonzero(rows.ep == ep)):
@@ -396,8 +395,7 @@ def request_s(q: Question, c: ServingColumns) -> Array:
 
 def power(q: Question, c: ServingColumns) -> Array:
     """Return tokens/s over the seconds of a request (Kleinrock's power), per GPU where the objective is cost."""
-    rate = paid_rate(q, c) if q.goal.objective == "cost" else c.tokens_per_s
-    return np.asarray(rate / request_s(q, c))
+    return np.asarray((paid_rate(q, c) if q.goal.objective == "cost" else c.tokens_per_s) / request_s(q, c))
 
 
 def objective_value(q: Question, c: ServingColumns) -> Array:

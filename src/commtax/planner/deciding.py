@@ -137,7 +137,12 @@ def _runs(
             return
         (right, left, taken), (p, i) = outcomes[best], best
         open_.discard(best)
-        yield _settling_run(plans[p], i, right, left)
+        at, engine = plans[p].latencies[each * i], plans[p].question.engine
+        able = {one.key: one.emitted_as for one in programs() if one.benchmark}
+        tool = next((able[key] for key in (engine.key, engine.launched_as) if key in able), "")
+        command = benchmark_command(plans[p].question.but(concurrency=int(at.clients)), tool) if tool else ""
+        load = int(at.clients), int(at.input_len), int(at.output_len)
+        yield SettlingRun(plans[p].name, *load, right, left, _seconds(plans[p], i), command)
 
 
 def _after(weighing: Weighing, foresight: Foresight, draws: tuple[Array, Array], shows: list[int]) -> tuple[float, float]:
@@ -183,11 +188,3 @@ def _weighed(answer: ServingPlans, rows: ServingColumns, i: int) -> WeighedPlan:
 def _seconds(plan: WeighedPlan, i: int) -> float:
     tpot, ttft = (x.measured_s for x in plan.latencies[len(METRICS) * i : len(METRICS) * (i + 1)])
     return REQUESTS_PER_CLIENT * (ttft + (plan.latencies[0].output_len - 1) * tpot)
-
-
-def _settling_run(plan: WeighedPlan, i: int, right: float, loss: float) -> SettlingRun:
-    at, engine = plan.latencies[len(METRICS) * i], plan.question.engine
-    able = {one.key: one.emitted_as for one in programs() if one.benchmark}
-    tool = next((able[key] for key in (engine.key, engine.launched_as) if key in able), "")
-    command = benchmark_command(plan.question.but(concurrency=int(at.clients)), tool) if tool else ""
-    return SettlingRun(plan.name, int(at.clients), int(at.input_len), int(at.output_len), right, loss, _seconds(plan, i), command)

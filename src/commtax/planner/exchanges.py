@@ -2,12 +2,11 @@
 caches are split, and techniques; and which requested techniques a plan cannot have."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from commtax.catalog.techniques import changes_of, techniques_on
 from commtax.cost.traffic import BACKENDS, backend_called
 from commtax.question import Question
-from commtax.records import dataclass
+from commtax.records import dataclass, replace
 from commtax.spec import NO_TECHNIQUES
 from commtax.statement import Refusal, rule_of
 from commtax.verbs.settling import settle

@@ -5,7 +5,6 @@ thinks best. A layout that cannot reach what is listed already, nor come near th
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import inf, isnan
 from typing import TypeVar
 
@@ -20,6 +19,7 @@ from commtax.planner.fleet_trials import Task, Trial, longest_step, rate_of, too
 from commtax.planner.layouts import SLACK, Layout, all_requests, candidates
 from commtax.planner.ranking import complexity_of, simplest_served
 from commtax.question import Question
+from commtax.records import replace
 from commtax.spec import Plan
 from commtax.statement import Refusal
 
@@ -204,8 +204,7 @@ class Search:
         if not self.good:
             return
         self._list_recommended()
-        ties = sum(burden(trial) == burden(self.good[0]) for trial in self.good)
-        first = max(ties, min(self.top, DETAILED))
+        first = max(sum(burden(trial) == burden(self.good[0]) for trial in self.good), min(self.top, DETAILED))
         self.details = min(first, len(self.good)) * DETAIL + 2 * LARGER
         self._replace_first(first, fleet_trials.with_details)
         self.good.sort(key=order)

@@ -5,7 +5,7 @@ Of a large fleet a few copies stand for all (``verbs/loads.py``). All fleets of 
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import field
 from fractions import Fraction
 from functools import partial
 from math import ceil, exp, inf, isnan, nan
@@ -20,7 +20,7 @@ from commtax.planner import layouts
 from commtax.planner.layouts import ALONE, COUNTED, SLACK, Layout, is_sampled, sample_of_fleet, used_size
 from commtax.planner.money import Money, counted_tokens
 from commtax.question import EVEN, Question
-from commtax.records import dataclass
+from commtax.records import dataclass, replace
 from commtax.sim.serving.running import Fleet, run
 from commtax.sim.streams import arrival_times, random_numbers
 from commtax.verbs.loads import first_requests, longest_of

@@ -4,7 +4,6 @@ slo={"p95_ttft": "1s", "p99_itl": "50ms"})``. Each layout's least fleet is searc
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from math import ceil, floor, inf, isnan
 from typing import ClassVar, TypeVar, Unpack
 
@@ -26,7 +25,7 @@ from commtax.planner.reasons import admitted_sequences, dtype_words
 from commtax.planner.serving_search import usual_lengths
 from commtax.planner.several_clusters import leaders_of_ranking
 from commtax.question import CONFIDENCE, EVEN, Changes, Question
-from commtax.records import dataclass
+from commtax.records import dataclass, replace
 from commtax.rules import values
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
@@ -252,7 +251,7 @@ def obstacle(trial: Trial) -> str:
 
 
 def _remedies(answer: FleetPlans, workers: Crew) -> Iterator[str]:
-    """Yield more of the same chips, a lower rate or looser limits. The first are tried."""
+    """Yield more of the same chips, a lower rate or looser limits, and a lower confidence, each tried."""
     q = answer.question
     if not answer.near:
         yield from () if any(lost.slow for lost in answer.rejected) else to_fit(q)
@@ -267,7 +266,11 @@ def _remedies(answer: FleetPlans, workers: Crew) -> Iterator[str]:
     elif looser := _limits_that_hold(nearest, workers):
         times = " and ".join(f"{limit_name(name)} {format_seconds(limit)}" for name, limit in looser.items())
         yield words("remedy-times", times=times)
-    if sure := _confidence_that_holds(answer.near, workers):
+    surest = max(answer.near, key=lambda trial: trial.probability)
+    most = min(floor(100 * surest.probability), ceil(100 * q.goal.confidence) - 1) / 100
+    # interpolated probabilities may be a little too high: half of the way to an even chance, and that, are tried behind them
+    tried = dict.fromkeys((most, floor(100 * (most + EVEN) / 2) / 100, EVEN)) if most >= EVEN else ()
+    if sure := _first_that_holds(surest, ((each, {"confidence": each}) for each in tried), workers):
         yield words("remedy-confidence", sure=f"{sure:.0%}")
 
 
@@ -290,17 +293,6 @@ def _first_that_holds(trial: Trial, tried: Iterable[tuple[Value, Changes]], work
         if any(one.holds for _, one in workers.each(fleet_trials.least_fleet, [task])):
             return value
     return None
-
-
-def _confidence_that_holds(near: Sequence[Trial], workers: Crew) -> float | None:
-    """Return the highest lower confidence, in whole per cent, with which the surest fleet holds.
-
-    Interpolated probabilities may be a little too high: half of the way to an even chance, and that, are tried behind them.
-    """
-    surest = max(near, key=lambda trial: trial.probability)
-    most = min(floor(100 * surest.probability), ceil(100 * surest.layout.question.goal.confidence) - 1) / 100
-    lower = dict.fromkeys((most, floor(100 * (most + EVEN) / 2) / 100, EVEN)) if most >= EVEN else ()
-    return _first_that_holds(surest, ((sure, {"confidence": sure}) for sure in lower), workers)
 
 
 def _fleets_on_more_gpus(answer: FleetPlans, workers: Crew) -> Iterator[str]:

@@ -134,9 +134,8 @@ def _unloaded_statistic(one: Question, plans: Space, name: str, stream: RequestS
     metric, which = name.rsplit("_", 1)
     lengths = stream.input_len
     tokens = max(1, int(np.mean(lengths) if which == "mean" or metric != "ttft" else np.quantile(lengths, QUANTILES[which])))
-    s = price_closed_loop(
-        settle(replan(one, num_prompts=inf, **sizes(plans), concurrency=plans.dp, input_len=tokens, kv_tokens=plans.kv_tokens))
-    )
+    load = {"num_prompts": inf, "concurrency": plans.dp, "input_len": tokens, "kv_tokens": plans.kv_tokens}
+    s = price_closed_loop(settle(replan(one, **sizes(plans), **load)))
     whole = s.e2e_s if which == "mean" else s.ttft_s
     return np.broadcast_to(np.asarray({"ttft": s.ttft_s, "e2e": whole}.get(metric, s.tpot_s)), len(plans))
 
@@ -162,19 +161,15 @@ def _colocated_layouts(one: Question, plans: Space) -> Iterator[Layout]:
         return
     loads = [np.maximum(1, _requests_per_replica(one, plans) // part) for part in (1, 2, 4)]  # it need not peak where most run
     answers = np.max([np.asarray(simulated(one.but(num_prompts=inf), plans, load).requests_per_s) for load in loads], axis=0)
-    limited = any(name in OF_TOKENS for name, _ in one.goal.slo)
-    paces: list[Paces] = _paces(one, plans) if limited else [((), ())] * len(plans)
+    paces: list[Paces] = [((), ())] * len(plans)
+    if any(name in OF_TOKENS for name, _ in one.goal.slo):
+        rows, load, last = grid_of(_requests_per_replica(one, plans))
+        s, ends = simulated(one.but(num_prompts=inf), plans.take(rows), load), np.flatnonzero(last)[:-1] + 1
+        per_s, token_s = (np.split(np.broadcast_to(x, len(rows)), ends) for x in (s.requests_per_s, s.tpot_s))
+        paces = [(tuple(np.maximum.accumulate(a).tolist()), tuple(b.tolist())) for a, b in zip(per_s, token_s, strict=True)]
     for i, pace in enumerate(paces):
         copy, sizes = replan(one, **plans.sizes(i)), (int(plans.group[i]), int(plans.replicas[i]))
         yield Layout(copy, *sizes, float(answers[i]), paces=pace, dropped=dropped(one, [copy]))
-
-
-def _paces(one: Question, plans: Space) -> list[Paces]:
-    rows, load, last = grid_of(_requests_per_replica(one, plans))
-    s = simulated(one.but(num_prompts=inf), plans.take(rows), load)
-    ends = np.flatnonzero(last)[:-1] + 1
-    per_s, token_s = (np.split(np.broadcast_to(x, len(rows)), ends) for x in (s.requests_per_s, s.tpot_s))
-    return [(tuple(np.maximum.accumulate(a).tolist()), tuple(b.tolist())) for a, b in zip(per_s, token_s, strict=True)]
 
 
 def _split_layouts(put: Question, decoding: Sequence[tuple[ExpertExchange, Space]], senders: Array) -> Iterator[Layout]:
@@ -297,20 +292,16 @@ TOKEN_S = 0.05  # an output token takes this long, where no limit says: how long
 _cached_stream = cache_few_answers(stream_of)
 
 
-def warm_up_requests(q: Question) -> int:
-    """Return the length of the warm-up: the requests in flight where tokens take as long as they may (Little's law)."""
+def lengths_of_run(q: Question, copies: int) -> tuple[int, int]:
+    """Return the requests of a run, and how many are warm-up: as many as are in flight where tokens take as long as they may."""
     limits = [limit for name, limit in q.goal.slo if name.split("_")[0] in ("itl", "tpot")]
     outputs = q.offered.outputs.mean if q.offered.outputs else float(q.requests.output_len)
-    return ceil(q.offered.request_rate * outputs * min([*limits, TOKEN_S]))
-
-
-def lengths_of_run(q: Question, copies: int) -> tuple[int, int]:
-    """Return the requests of a run, and how many of them are warm-up."""
+    flying = ceil(q.offered.request_rate * outputs * min([*limits, TOKEN_S]))  # Little's law
     if isfinite(q.requests.num_prompts):
         count = int(q.requests.num_prompts)
-        return count, min(warm_up_requests(q), count // 5)
+        return count, min(flying, count // 5)
     counted = max(COUNTED, EACH * copies)
-    warmup = min(warm_up_requests(q), MOST - min(counted, MOST // 2))
+    warmup = min(flying, MOST - min(counted, MOST // 2))
     return min(MOST, warmup + counted), warmup
 
 

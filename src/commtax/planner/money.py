@@ -4,6 +4,7 @@ A price of 0 is none: what would follow from it is None, never 0."""
 
 from collections.abc import Sequence
 from math import isnan
+from typing import NamedTuple
 
 from commtax.question import Goal, Question
 from commtax.records import dataclass
@@ -78,12 +79,10 @@ def paid(goal: Goal, gpus: Number, prompting: Number) -> Number:
 def plan_money(q: Question, gpus: int, output_tokens_per_s: float, prompting: int = 0) -> Money:
     """Return the cost of a plan in a closed loop, whose load is all the demand. GPUs of two kinds cost their mean."""
     tokens = float(counted_tokens_per_s(q, output_tokens_per_s))
-    mean = q.goal.usd_per_gpu_hour * float(paid(q.goal, gpus, prompting)) / gpus
-    return Money(gpus, mean, tokens, tokens)
+    return Money(gpus, q.goal.usd_per_gpu_hour * float(paid(q.goal, gpus, prompting)) / gpus, tokens, tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingRun:
+class TrainingRun(NamedTuple):
     """What a run of so many tokens takes: days of steps without a pause, and dollars of its GPUs, None where no price is known."""
 
     days: float

@@ -5,8 +5,6 @@ that stay within the margin, which predictions cannot tell from the best, the be
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from commtax.arrays import Array
@@ -16,6 +14,7 @@ from commtax.planner import columns
 from commtax.planner.columns import NO_SERVING, ServingColumns, TrainColumns, objective_value, paid_rate, standing_of
 from commtax.planner.exchanges import exchanges
 from commtax.question import PARTS, Question
+from commtax.records import replace
 from commtax.rules.drafts import accepted_width, with_accepted_tokens
 from commtax.spec import Cluster, Plan
 
@@ -38,8 +37,10 @@ def family(c: ServingColumns) -> Array:
 
 def passed_over_plan(q: Question, keys: list[Array], every: ServingColumns) -> ServingColumns:
     """Return the plan that would be the best without the objections to it, at the load with least against it. ``keys`` rank all."""
-    stands, worth = keys[:2]
-    first, lead = _first_by_keys(keys[1:]), np.max(worth, where=stands == np.max(stands), initial=-np.inf)
+    (stands, worth), rows = keys[:2], np.arange(len(keys[0]))
+    for key in keys[1:]:  # the first of such a ranking needs no sorting
+        rows = rows[key[rows] == np.max(key[rows])]
+    first, lead = int(rows[0]), np.max(worth, where=stands == np.max(stands), initial=-np.inf)
     ahead = np.flatnonzero(worth >= min(worth[first], lead + np.log1p(ratio_error(q))))
     families = family(every.take(ahead))
     same = ahead[families == families[np.searchsorted(ahead, first)]]
@@ -81,14 +82,6 @@ def best_rows(keys: list[Array], families: Array, least: Array) -> Array:
 def _rank_by_keys(keys: list[Array]) -> Array:
     """Return the indices, the largest first by the first key, then by the others."""
     return np.lexsort([-key for key in reversed(keys)])
-
-
-def _first_by_keys(keys: list[Array]) -> int:
-    """Return the first index of such a ranking, which needs no sorting."""
-    rows = np.arange(len(keys[0]))
-    for key in keys:
-        rows = rows[key[rows] == np.max(key[rows])]
-    return int(rows[0])
 
 
 def front_of(c: ServingColumns) -> Array:

@@ -2,7 +2,6 @@
 both pools of a plan are: a nearly full one answers a small error with a long queue."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from math import inf, isinf
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from commtax.planner.money import asks_for_dollars, paid, training_money
 from commtax.planner.ranking import KINDS, TRAINED, family, kinds, leading_count, share_hosts, training_kinds
 from commtax.planner.space import Space, surely
 from commtax.question import Question
-from commtax.records import record_from
+from commtax.records import record_from, replace
 from commtax.rules.legality import RULES, PlanToCheck
 from commtax.spec import Plan
 from commtax.statement import Note
@@ -76,9 +75,8 @@ def _reasons(answer: ServingPlans, i: int, share: float, usual: float, first: in
         clients = f"{plural(int(rows.concurrency[i]), 'client')} instead of {int(rows.concurrency[first]):,}"
         if gpus[i] != gpus[first]:
             fewer, other = (f"{float(each[j]):{',.0f' if each[j] >= 10 else '.2g'}}" for j in (i, first))
-            clients = (
-                f"{fewer} clients {'for the price of a GPU' if goal.prefill_usd_per_gpu_hour else 'per GPU'} instead of {other}"
-            )
+            unit = "for the price of a GPU" if goal.prefill_usd_per_gpu_hour else "per GPU"
+            clients = f"{fewer} clients {unit} instead of {other}"
         yield 1 - float(each[i] / each[first]), _client_limit(answer, i, clients)
     if rows.gpus[i] < rows.gpus[first] and goal.objective in ("throughput", "latency"):
         idle = q.gpus_there - int(rows.gpus[i])

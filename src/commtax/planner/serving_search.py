@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -18,7 +17,7 @@ from commtax.planner.exchanges import ExpertExchange, exchanges, refuse_unused
 from commtax.planner.space import Roomy, Space, figures, most_each, sizes, space
 from commtax.planner.splits import split, why_none
 from commtax.question import INPUT_LEN, MAX_CONCURRENCY, OUTPUT_LEN, Question
-from commtax.records import dataclass
+from commtax.records import dataclass, replace
 from commtax.rules.values import positive
 from commtax.spec import NO_TECHNIQUES, SERVING_AXES, Number, Plan
 from commtax.statement import Refusal
@@ -145,11 +144,7 @@ def _points(q: Question, index: int, first: int, earlier: ServingColumns) -> tup
     alike = [] if q.requests.prefill_cluster else [one for one in pools if ways[one.exchange].shared]  # GPUs of one kind
     apart = [one for one in pools if ways[one.exchange].apart]
     if first:
-        taken = [
-            [replace(x, plans=x.plans.take(x.plans.among(_layouts_of(q, x.exchange % first, mode)))) for x in kind]
-            for mode, kind in enumerate((alike, apart))
-        ]
-        alike, apart = ([one for one in kind if len(one.plans)] for kind in taken)
+        alike, apart = (_among_layouts(q, kind, mode, first) for mode, kind in enumerate((alike, apart)))
     with counting.part(0.0, 0.5):
         counted = np.exp(-ranking.least_gains(q))
         shared = list(search_beside(alike, earlier, counted) if len(earlier) else map(search, counting.counted(alike)))
@@ -163,6 +158,12 @@ def _points(q: Question, index: int, first: int, earlier: ServingColumns) -> tup
 def _layouts_of(q: Question, exchange: int, *modes: int) -> list[tuple[int, ...]]:
     """Return the (tp, pp, dp, ep) that techniques are tried on, of one way to reach experts, and of these modes or any."""
     return [tuple(sizes) for by, mode, *sizes in q.goal.technique_layouts if by == exchange and (not modes or mode in modes)]
+
+
+def _among_layouts(q: Question, pools: Sequence[Roomy], mode: int, first: int) -> list[Roomy]:
+    """Return, of each way, the plans that techniques are tried on in a mode, where there are any."""
+    taken = (replace(x, plans=x.plans.take(x.plans.among(_layouts_of(q, x.exchange % first, mode)))) for x in pools)
+    return [one for one in taken if len(one.plans)]
 
 
 def having_room(

@@ -4,7 +4,6 @@ Each cluster is searched as if it were alone, so the price of a plan does not de
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import inf
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,7 +14,7 @@ from commtax.planner.alternatives import usual_limits
 from commtax.planner.columns import ServingPlans, request_s, standing_of
 from commtax.planner.money import Money, Prices, plan_money, price_per_cluster
 from commtax.question import Question
-from commtax.records import dataclass
+from commtax.records import dataclass, replace
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
 

@@ -2,7 +2,6 @@
 cluster holds."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from commtax.judgement.confidence import Estimate
 from commtax.planner.columns import ColumnTable, ServingColumns, mean_cached_tokens
 from commtax.planner.exchanges import ExpertExchange
 from commtax.question import EVEN, MAX_CONCURRENCY, Question
-from commtax.records import dataclass
+from commtax.records import dataclass, replace
 from commtax.rules import legality
 from commtax.spec import SERVING_AXES, Cluster, Number, Plan
 from commtax.verbs.closed_loop import ClosedLoop, price_closed_loop

@@ -36,6 +36,7 @@ PIECES = 9  # that the room between two loads is cut into
 SMOOTH = 0.95  # of a split's most power is met on the grid
 SMALL = 32  # GPUs of a split that is tried for the price of its tokens: larger ones have the same shares of both kinds
 Priced = dict[str, Array]  # figures of splits (rows) under loads (columns) by name
+BESIDE = ("prefill_gpus", "request_s", "over", "good")  # figures that no column keeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,11 @@ def split(pools: Sequence[Roomy]) -> ServingColumns:
             spread = bool(of.plans.ep[i] > 1)
             if spread not in ahead:
                 ahead[spread] = prompters(of, load, sizes, spread)
-            parts.append(_rows(_copies(of, i, load, ahead[spread]), of))
+            kv, one = float(of.plans.kv_tokens[i]), replan(of.question, **of.plans.sizes(i))
+            seats = int(min(of.most_clients[i], step_limits(one)[1]))
+            most = min(2 * seats, int(most_each(of.question, one.plan.dp)))  # others are where prompts are computed
+            longer = _confidence_factor(one, load, seats, kv)
+            parts.append(_rows(DecodeWorkers(one, load, full_copy(one, load, kv), most, longer, kv, ahead[spread]), of))
     return ServingColumns.joined(parts)
 
 
@@ -166,8 +171,7 @@ def prompters(of: Roomy, load: ClosedLoopLoad, sizes: Array, spread: bool) -> Pr
     kv = np.broadcast_to(cache_tokens(workers), legal.sum())
     roomy = (kv >= base.requests.tokens) & starts(workers)
     workers, kv = where_prompts_run(base, tp=tp[legal][roomy], dp=dp[legal][roomy], ep=ep[legal][roomy]), kv[roomy]
-    priced = prompting_of(workers, load, 1, kv)[0]
-    columns = (np.broadcast_to(x, kv.shape) for x in priced.columns)
+    columns = (np.broadcast_to(x, kv.shape) for x in prompting_of(workers, load, 1, kv)[0].columns)
     return PromptWorkers(workers.plan, PromptStation(1, *columns), _sure_ttft(workers, kv, base))
 
 
@@ -179,14 +183,6 @@ def _sure_ttft(workers: Question, kv: Array, base: Question) -> Array:
     if base.requests.prefill_cluster:  # ranges are those of both chips, whichever does what
         alone = replace(alone, question=alone.question.but(prefill_cluster=base.cluster))
     return np.broadcast_to(surely(alone, "ttft_s") / alone.ttft_s, kv.shape)
-
-
-def _copies(of: Roomy, i: int, load: ClosedLoopLoad, ahead: PromptWorkers) -> DecodeWorkers:
-    plans, kv = of.plans, float(of.plans.kv_tokens[i])
-    one = replan(of.question, tp=int(plans.tp[i]), dp=int(plans.dp[i]), ep=int(plans.ep[i]))
-    seats = int(min(of.most_clients[i], step_limits(one)[1]))
-    most = min(2 * seats, int(most_each(of.question, one.plan.dp)))  # others are where prompts are computed
-    return DecodeWorkers(one, load, full_copy(one, load, kv), most, _confidence_factor(one, load, seats, kv), kv, ahead)
 
 
 def why_none(base: Question, roomy: Space) -> str:
@@ -283,7 +279,10 @@ def _rows(of: DecodeWorkers, roomy: Roomy) -> ServingColumns:
         parts += _loads_between(early, rows, loads, grid["good"], free)
     if not of.question.goal.times:
         parts.append(_most_powerful_loads(of, rows, loads, grid, free))
-    return ServingColumns.joined([_columns(of, part, roomy) for part in parts])
+    plan = of.question.plan
+    kinds = {"mode": 1, "dtype": roomy.dtype, "exchange": roomy.exchange, "tp": plan.tp, "pp": 1, "dp": plan.dp, "ep": plan.ep}
+    shown = ({name: value for name, value in part.items() if name not in BESIDE} for part in parts)
+    return ServingColumns.joined([ServingColumns.of(len(part["gpus"]), **kinds, **part) for part in shown])
 
 
 def _loads_between(of: DecodeWorkers, rows: SplitRows, loads: Array, good: Array, free: UnqueuedReplica | None) -> Iterator[Priced]:
@@ -349,14 +348,8 @@ def _price_splits(of: DecodeWorkers, rows: SplitRows, loads: Array, free: Unqueu
     prompts = {"prefill_tp": spread(ahead.plan.tp, kind), "prefill_dp": spread(ahead.plan.dp, kind), "prefill_replicas": workers}
     sizes = {"replicas": copies, "gpus": copies * of.group + prefill_gpus, **prompts, "concurrency": clients, **times}
     rates = {"running": passed.seqs, "tokens_per_s": clients / request_s * of.load.output_len, "kv_headroom": headroom}
-    beside = {"prefill_gpus": prefill_gpus, "request_s": request_s, "over": over, "good": over <= 1}  # which no column keeps
+    beside = {"prefill_gpus": prefill_gpus, "request_s": request_s, "over": over, "good": over <= 1}
     return {name: np.broadcast_to(value, loads.shape) for name, value in (sizes | rates | beside).items()}
-
-
-def _columns(of: DecodeWorkers, priced: dict[str, Array], roomy: Roomy) -> ServingColumns:
-    shown = {name: value for name, value in priced.items() if name not in ("prefill_gpus", "request_s", "over", "good")}
-    plan, kinds = of.question.plan, {"mode": 1, "dtype": roomy.dtype, "exchange": roomy.exchange}
-    return ServingColumns.of(len(shown["gpus"]), **kinds, tp=plan.tp, pp=1, dp=plan.dp, ep=plan.ep, **shown)
 
 
 def _best_loads(goal: Goal, grid: dict[str, Array]) -> Array:

@@ -1,9 +1,7 @@
 """Techniques in a search: those that gain on the leading plans are tried, alone and together, on all plans that are listed."""
 
-import math
 from collections.abc import Collection, Iterator
-from dataclasses import replace
-from math import log
+from math import inf, log
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -17,6 +15,7 @@ from commtax.planner.ranking import LEAST, least_gain
 from commtax.planner.reasons import grown_times
 from commtax.planner.serving_search import at_loads, best_load, grounded, rank_briefly, rank_priced, search_ways
 from commtax.question import AUTO, OfferedRequests, Question
+from commtax.records import replace
 from commtax.rules.drafts import accepted_as
 from commtax.spec import NO_TECHNIQUES, SERVING_AXES, Technique
 from commtax.statement import Note
@@ -104,8 +103,8 @@ def with_techniques_at_rate(put: Question, sets: tuple[str, ...]) -> Question:
     """Add to a rate's question the techniques of the best plan by the closed form within its limits, of those for fleets."""
     kinds = {"ttft_s": ("ttft",), "tpot_s": ("tpot", "itl")}  # limits that a mean time has to keep, too
     strictest = {name: [limit for which, limit in put.goal.slo if which.split("_")[0] in kind] for name, kind in kinds.items()}
-    limits = {name: min(some, default=math.inf) for name, some in strictest.items()}
-    loop = put.but(**limits, slo=(), objective="throughput", technique_sets=sets, offered=OfferedRequests(), num_prompts=math.inf)
+    limits = {name: min(some, default=inf) for name, some in strictest.items()}
+    loop = put.but(**limits, slo=(), objective="throughput", technique_sets=sets, offered=OfferedRequests(), num_prompts=inf)
     plans = search_with_techniques(loop)
     rows = plans.plans if len(plans.plans) else plans.near
     ways = [plans.exchanges[int(by)] for by in rows.exchange]  # those of experts on many ranks are tried with two pools alone

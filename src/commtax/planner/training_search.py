@@ -3,7 +3,6 @@
 import itertools
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from commtax.judgement.margins import margin
 from commtax.planner.columns import DEGREES, SIZED, Rejected, TrainColumns, TrainPlans
 from commtax.planner.ranking import simplest, training_kinds
 from commtax.question import Question
+from commtax.records import replace
 from commtax.rules.values import positive
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.settling import settle

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from commtax.catalog.techniques import DRAFTS, changes_of, missed
@@ -13,6 +12,7 @@ from commtax.cost.drafting import acceptance_of, tokens_per_step
 from commtax.cost.inventory import stage_layers
 from commtax.cost.memory import with_draft_layers
 from commtax.question import Question
+from commtax.records import replace
 from commtax.rules import Broken, check, refusal
 from commtax.spec import Drafter
 from commtax.statement import Note

@@ -278,8 +278,7 @@ def _codes(model: spec.Model, cluster: spec.Cluster, plan: spec.Plan, engine: sp
     case = PlanToCheck(model, cluster, _with_sizes(plan, safe), engine)
     result = pick(good, 0, 1)
     for code, rule in enumerate(RULES[1:], start=2):
-        broken = np.broadcast_to(np.asarray(rule.broken(case)), good.shape)
-        result = pick((result == 0) & broken, code, result)
+        result = pick((result == 0) & np.broadcast_to(np.asarray(rule.broken(case)), good.shape), code, result)
     return np.asarray(result)
 
 
