@@ -150,19 +150,16 @@ def best_of_types(answer: ServingPlans) -> Iterator[str]:
 
 def answer_with_room(
     answer: ServingPlans,
-    loads: Callable[[ServingPlans, ServingColumns, int], ServingColumns],
+    loads: Callable[[ServingPlans, ServingColumns, int], ServingColumns],  # the good ones of a row's plan, best first
     search: Callable[[Question], ServingPlans],
 ) -> ServingPlans | None:
-    """Return what a whole search answers with the engine limits that gain most on the recommended plan, None if none gains enough.
-
-    ``loads`` are the good loads of one row's plan as an answer's question has it, best first.
-    """
+    """Return what a whole search answers with the engine limits that gain most on the recommended plan, if any gains enough."""
     rows, first, q = answer.plans, answer.recommended, answer.question
     if rows.mode[first] or not memory_binds(float(rows.kv_headroom[first])):
         return None
 
     def worth(changes: Changes) -> float:
-        points = loads(replace(answer, question=q.but(**changes)), rows, first) if changes else rows.take(slice(first, first + 1))
+        points = loads(replace(answer, question=q.but(**changes)), rows, first) if changes else rows.row(first)
         return float(max(objective_value(q, points), default=0.0))
 
     changes = limits_worth_changing(recommended_fit(answer), worth)

@@ -29,14 +29,15 @@ from commtax.verbs.settling import describe_layout, replan, settle
 
 @dataclass(frozen=True, slots=True)
 class ColumnTable:
-    """Columns of equal length."""
-
     def __len__(self) -> int:
         return len(getattr(self, self.names()[0]))
 
     def take(self, where: Array | slice) -> Self:
         """Return some of the rows, by index or by a mask."""
         return type(self)(*(np.asarray(getattr(self, name)[where]) for name in self.names()))
+
+    def row(self, i: int) -> Self:
+        return self.take(slice(i, i + 1))
 
     def sizes(self, i: int, axes: Sequence[str] = SERVING_AXES) -> dict[str, int]:
         """Return the sizes of a copy of row ``i``."""
@@ -125,8 +126,6 @@ DEGREES = {"TP": "tp", "PP": "pp", "CP": "cp", "EP": "ep", "microbatch": "micro_
 
 @dataclass(frozen=True, slots=True)
 class TrainColumns(ColumnTable):
-    """One row a plan."""
-
     kind: Array  # index in ``kinds``
     tp: Array
     pp: Array
@@ -153,8 +152,6 @@ NO_SERVING, NO_TRAINING = ServingColumns.joined([]), TrainColumns.joined([])
 
 @dataclass(frozen=True, slots=True)
 class SearchAnswer(Answer):
-    """What a search answers with."""
-
     question: Question
     candidates: int = 0
     rejected: tuple[Rejected, ...] = ()
@@ -244,7 +241,6 @@ class ServingPlans(SearchAnswer):
         return self.exchanges[exchange].changes | {"weights_dtype": self.question.goal.dtypes[dtype]}
 
     def dropped(self, rows: ServingColumns, i: int) -> tuple[str, ...]:
-        """Return the requested techniques that row ``i`` cannot have."""
         return dropped(self.question, self.workers_of(rows, i))
 
     def turned_on(self, rows: ServingColumns, i: int) -> tuple[str, ...]:
@@ -294,7 +290,6 @@ class ServingPlans(SearchAnswer):
         return [by_row[i] for i in range(len(rows))]
 
     def estimate(self, rows: ServingColumns, i: int, name: str) -> Estimate:
-        """Return a time of row ``i`` with its range."""
         return Estimate(float(getattr(rows, name)[i]), *self.range_of(rows, i, name))
 
     def kept(self, rows: ServingColumns, i: int) -> float:
@@ -307,7 +302,7 @@ class ServingPlans(SearchAnswer):
 
     def step_of(self, rows: ServingColumns, i: int) -> StepBill:
         """Return the decode step that row ``i`` runs in the middle of its requests' lives."""
-        batch = int(self.decoding(rows.take(slice(i, i + 1)))[0])
+        batch = int(self.decoding(rows.row(i))[0])
         return price(settle(self.put(rows, i).but(batch=batch, context=self._middle)))
 
     def comm_fractions(self, rows: ServingColumns) -> Array:
@@ -356,7 +351,6 @@ class TrainPlans(SearchAnswer):
         return np.sort(np.unique(np.stack([getattr(self.plans, axis) for axis in SIZES]), axis=1, return_index=True)[1])
 
     def step_of(self, rows: TrainColumns, i: int) -> StepBill:
-        """Return the priced step of row ``i``, line by line."""
         batch = self.question.goal.global_batch // int(rows.dp[i])
         return price(settle(self.kinds[int(rows.kind[i])].but(batch=batch, **rows.sizes(i, SIZED))))
 

@@ -1,8 +1,5 @@
-"""Who does many small tasks: this process, one process a core, or a Dask cluster (``on="tcp://host:8786"``).
-
-Tasks are pure functions of what is sent with them: who does them, how often, and in which order changes no answer. Dask, not Ray:
-its workers are plain Python processes, its client has no native code, and it repeats the tasks of a worker that died.
-"""
+"""Who does many small tasks: this process, one process a core, or a Dask cluster (``on="tcp://host:8786"``). Tasks are pure
+functions of what is sent with them: who does them, how often, and in which order changes no answer."""
 
 from __future__ import annotations
 
@@ -35,8 +32,6 @@ class Crew(Protocol):
 
 
 class SingleProcess:
-    """This process, one task after the other."""
-
     count = 1
 
     def each(self, work: Callable[[Item], Made], tasks: Sequence[Item]) -> Iterator[tuple[int, Made]]:
@@ -45,8 +40,6 @@ class SingleProcess:
 
 
 class Processes:
-    """Several processes of this machine, started when there is something to share out."""
-
     def __init__(self, count: int) -> None:
         self.count = count
         self.pool: ProcessPoolExecutor | None = None

@@ -1,9 +1,7 @@
-"""Would a measurement change which plan to run? Plans beside each other in worlds that what is known allows.
+"""Would a measurement change which plan to run? Plans beside each other in worlds drawn from the distribution of their latencies.
 
-Worlds are drawn from the joint distribution of all plans' latencies, for plans share constants. In each, a plan runs at the load
-that is best for it within the limits, and the recommended one is right where no other is better by more than the margin. A run is
-worth what it saves in the mean: after it, the plan that looks best then is taken.
-"""
+In each world a plan runs at its best load within the limits, and the recommended one is right where no other is better by more than
+the margin. A run is worth what it saves in the mean: after it, the plan that looks best then is taken."""
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise

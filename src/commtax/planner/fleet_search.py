@@ -1,8 +1,5 @@
-"""The search for the best fleets on one cluster, and what makes one better than another.
-
-Layouts are tried in rounds of equal size, so that the answer is the same on one core and on many, those first that the closed form
-thinks best. A layout that cannot reach what is listed already, nor come near the best, is left out.
-"""
+"""The search for the best fleets on one cluster, and what makes one better than another. Layouts are tried in rounds of equal size,
+so that the answer is the same on one core and on many, those first that the closed form thinks best."""
 
 from collections.abc import Callable, Sequence
 from math import inf, isnan
@@ -75,7 +72,6 @@ def _key(layout: Layout) -> tuple[Plan, Plan | None, str]:
 
 
 def kind_of(layout: Layout) -> int:
-    """Return which kind of layout it is."""
     return STAGES if layout.question.plan.pp > 1 else APART if layout.apart else ONE_POOL
 
 

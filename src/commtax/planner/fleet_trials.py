@@ -1,7 +1,4 @@
-"""One layout under a rate, by simulation of the fleet: how many copies hold the limits, and how far the rate may grow.
-
-Of a large fleet a few copies stand for all (``verbs/loads.py``). All fleets of a question see the first requests of one stream.
-"""
+"""One layout under a rate, by simulation of the fleet: how many copies hold the limits, and how far the rate may grow."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
@@ -52,8 +49,7 @@ class Task:
 class Trial:
     """The least fleet of a layout that holds, else the nearest to it. ``over`` is its worst time over that time's limit.
 
-    A limit is kept with a confidence where it is kept with steps as long as they are with that probability: no statistic is
-    shorter when all steps are longer, so its quantile is the statistic at the quantile of the steps.
+    A limit is kept with a confidence where it is kept with steps as long as they are with that probability.
     """
 
     layout: Layout

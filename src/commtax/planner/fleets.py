@@ -275,14 +275,11 @@ def _remedies(answer: FleetPlans, workers: Crew) -> Iterator[str]:
 
 
 def _limits_that_hold(nearest: Trial, workers: Crew) -> dict[str, float] | None:
-    """Return the limits that must be looser, rounded, with which the fleet was tried and holds, if any.
-
-    Runs depend a little on the limits, whose length sets the warm-up: looser ones are tried behind the first.
-    """
+    """Return the limits that must be looser, rounded, with which the fleet was tried and holds, if any."""
     slo = dict(nearest.layout.question.goal.slo)
     ((_, needed),) = workers.each(fleet_trials.sure_times, [nearest])
     broken = [name for name, limit in slo.items() if needed[name] > limit]
-    tried = ({name: round_up_seconds(needed[name] * slack) for name in broken} for slack in SLACKS)
+    tried = ({name: round_up_seconds(needed[name] * slack) for name in broken} for slack in SLACKS)  # they set the warm-up, too
     return _first_that_holds(nearest, ((times, {"slo": tuple((slo | times).items())}) for times in tried), workers)
 
 

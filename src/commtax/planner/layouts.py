@@ -1,9 +1,7 @@
 """Layouts of a copy that may serve a rate, sizes that a fleet of one layout may have, and how many of its copies are simulated.
 
-Three bounds prune before anything is simulated, all with slack for what the closed form misses: load only lengthens the times of a
-request that has a copy to itself; tokens take as long as among the requests that make the rate; and no fleet answers more than its
-copies' throughput.
-"""
+Three bounds prune before anything is simulated, with slack: load only lengthens the times of a request that has a copy to itself;
+tokens take as long as among the requests that make the rate; and no fleet answers more than its copies' throughput."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -216,11 +214,7 @@ def first_count(able: Sequence[object], holds: Callable[[int], bool]) -> int:
 
 
 def first_pair(able: list[Size], gpus: list[int], holds: Callable[[int], bool]) -> int:
-    """Return the index of the first fleet of two kinds that holds, else the last. A large one may have a few GPUs more than that.
-
-    Fleets that grow in both kinds are halved first; then those with fewer GPUs than the best so far are tried from the largest on,
-    but for those with no more workers of either kind than one that failed.
-    """
+    """Return the index of the first fleet of two kinds that holds, else the last. A large one may have a few GPUs too many."""
     failed: list[Size] = []
 
     @cache
@@ -230,7 +224,7 @@ def first_pair(able: list[Size], gpus: list[int], holds: Callable[[int], bool]) 
         failed.append(able[at])
         return True
 
-    chain = [0]
+    chain = [0]  # fleets that grow in both kinds are halved first, then those with fewer GPUs are tried from the largest on
     for at, size in enumerate(able):
         if no_more(able[chain[-1]], size):
             chain.append(at)

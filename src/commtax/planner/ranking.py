@@ -1,7 +1,6 @@
 """Serving plans in order, those that others beat in every way left out; and which of them to run: the simplest near the best.
 
-The best plan is the first of a ranking. Plans are also ranked by how much there is to set up and to go wrong, and of the simplest
-that stay within the margin, which predictions cannot tell from the best, the best is recommended."""
+Plans are also ranked by how much there is to set up, and of the simplest within the margin the best is recommended."""
 
 from __future__ import annotations
 
@@ -191,10 +190,7 @@ def leading_count(stands: Array) -> int:
 
 
 def simplest_served(q: Question, complex_: Array, worth: Array, power: int = 1) -> int:
-    """Return the same of serving plans: those with two pools only where they beat all others by more than predictions of them err.
-
-    ``power``: what ``worth`` is a power of.
-    """
+    """Return the same of serving plans, two pools only where they surely beat all others. ``worth`` is a ``power`` of figures."""
     one_pool, surely = np.flatnonzero(complex_ < POOLS), (1 + margin(q, pools=True)) ** power
     left = one_pool if len(one_pool) and worth[0] <= worth[one_pool[0]] * surely * (1 + 1e-12) else np.arange(len(worth))
     return int(left[simplest(complex_[left], worth[left], (1 + margin(q)) ** power - 1)])

@@ -125,7 +125,7 @@ def _token_words(answer: ServingPlans, i: int, first: int) -> Note | None:
     if slower < float(rows.tpot_s[i] - rows.tpot_s[first]) / 2 or takes == instead:
         between = "with prompts in between " if rows.mode[i] == 0 else ""
         return words("loss-token", between=between, takes=each, usual=least)
-    seqs, others = (int(answer.decoding(rows.take(slice(j, j + 1)))[0] * rows.dp[j]) for j in (i, first))  # of a replica
+    seqs, others = (int(answer.decoding(rows.row(j))[0] * rows.dp[j]) for j in (i, first))  # of a replica
     figures = {"requests": plural(seqs, "request"), "takes": takes, "usual": instead}
     return words("loss-step", **figures) if seqs == others else words("loss-larger-step", others=others, **figures)
 
@@ -322,7 +322,7 @@ def compare_recommended(answer: ServingPlans) -> Iterator[Note]:
         dearer = f" for {plural(fewer, 'GPU')} more" if fewer > 0 else ""
         doubt = "likewise" if i and margin(q, pools) == margin(q, unlike[0]) else doubt_words(q, pools)
         yield words("doubted", lead=f"{lead}{dearer}", doubt=doubt)
-    yield from passed_over_words(answer, answer.passed_over, rows.take(slice(first, first + 1)))
+    yield from passed_over_words(answer, answer.passed_over, rows.row(first))
     for i, simpler in _next_plans(range(leading_count(standing_of(q, rows))), kind, first):
         role = _next_role(first, i, f"best simpler plan{_other_kind(kind, i, first)}" * simpler)
         than = "than with" if q.goal.objective == "latency" else "than"

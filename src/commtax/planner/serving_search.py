@@ -194,10 +194,7 @@ def search(of: Roomy) -> ServingColumns:
 
 
 def search_beside(pools: Sequence[Roomy], earlier: ServingColumns, counted: Array) -> Iterator[ServingColumns]:
-    """Search other exchanges beside known plans. A load matters where it may beat the best known of its plan.
-
-    ``counted``: the share of a score that counts beside others, of each way.
-    """
+    """Search other exchanges beside known plans, with the share of each way's scores that counts beside others."""
     grids = [LoadGrid.of_plans(of, FINE, float(counted[of.exchange])) for of in pools]
     best = list(_best_scores(pools[0].question, earlier)) if pools else []
     for grid in grids:
@@ -353,14 +350,17 @@ def _places(q: Question, every: ServingColumns) -> Iterator[OperatingPoint]:
 
 def best_load(answer: ServingPlans, i: int, changes: Mapping[str, object]) -> ServingColumns:
     """Return row ``i``'s layout with its question changed, at the best load within the limits, or no row."""
-    rows = answer.plans
-    run = answer.put(rows, i).but(replicas=int(rows.replicas[i]), **changes)
-    prompts = rows.prompter(i) if rows.mode[i] else None
+    every = row_at_loads(answer.plans, i, answer.put(answer.plans, i).but(replicas=int(answer.plans.replicas[i]), **changes))
+    return ranking.best_first(answer.question, every)[0].take(slice(1))
+
+
+def row_at_loads(rows: ServingColumns, i: int, run: Question, clients: int = 0) -> ServingColumns:
+    """Price row ``i`` as a question, at ``clients`` or all loads. There is no row where it cannot be run."""
     try:
-        every = at_loads(run, prompts, 0, int(rows.dtype[i]), int(rows.exchange[i]))
+        prompts = rows.prompter(i) if rows.mode[i] else None
+        return at_loads(run, prompts, clients, int(rows.dtype[i]), int(rows.exchange[i]))
     except ValueError:
         return rows.take(slice(0))
-    return ranking.best_first(answer.question, every)[0].take(slice(1))
 
 
 def at_loads(run: Question, prompts: Plan | None, clients: int, index: int, by: int) -> ServingColumns:

@@ -1,7 +1,6 @@
 """Plans on several clusters, ranked together: ``commtax.plan_several("llama-3.1-70b", ["4xl40s", "2xh100-sxm"], dtypes=("fp8",))``.
 
-Each cluster is searched as if it were alone, so the price of a plan does not depend on what it is compared with.
-"""
+Each cluster is searched as if it were alone."""
 
 from collections.abc import Callable, Sequence
 from math import inf

@@ -218,10 +218,7 @@ def _confidence_factor(one: Question, load: ClosedLoopLoad, most: int, kv: float
 
 
 def _splits(of: DecodeWorkers) -> tuple[SplitRows, bool]:
-    """Return all splits, and whether fewer prompt workers than fit may do. For tokens a GPU or fewest GPUs every small one counts.
-
-    Else more prompt workers are never worse, as long as they stay in the copies' own domain or have left it anyway.
-    """
+    """Return all splits, small ones alone where GPUs or dollars count, and whether fewer prompt workers than fit may do."""
     cluster, ahead, groups = of.question.cluster, of.question.requests.prefill_cluster, list(enumerate(of.ahead.group.tolist()))
     small = of.question.goal.objective in ("cost", "gpus")
     if ahead:
@@ -229,6 +226,7 @@ def _splits(of: DecodeWorkers) -> tuple[SplitRows, bool]:
         room = replicas(of.ahead.group, np.asarray(of.ahead.plan.tp), ahead).tolist()
         parts = [(kind, *_on_two_clusters((of.group, most), (n, room[kind]), small)) for kind, n in groups]
     else:
+        # More prompt workers are never worse, as long as they stay in the copies' domain or have left it anyway.
         one = replace(cluster, num_hosts=max(1, cluster.domain // cluster.gpus_per_host))
         places = (cluster, one) if cluster.num_gpus > cluster.domain and not small else (cluster,)
         parts = [(kind, *_replicas_and_workers(place, of.group, n, small)) for kind, n in groups for place in places]

@@ -13,7 +13,7 @@ from commtax.planner.columns import ServingColumns, ServingPlans, objective_valu
 from commtax.planner.exchanges import exchanges
 from commtax.planner.ranking import LEAST, least_gain
 from commtax.planner.reasons import grown_times
-from commtax.planner.serving_search import at_loads, best_load, grounded, rank_briefly, rank_priced, search_ways
+from commtax.planner.serving_search import best_load, grounded, rank_briefly, rank_priced, row_at_loads, search_ways
 from commtax.question import AUTO, OfferedRequests, Question
 from commtax.records import replace
 from commtax.rules.drafts import accepted_as
@@ -81,13 +81,9 @@ def _lean_sets(answer: ServingPlans) -> Iterator[str]:
 def _value_with(answer: ServingPlans, rows: ServingColumns, i: int, named: tuple[str, ...]) -> float:
     """Return the objective of row ``i`` with only some techniques, or 0 where they cannot be had."""
     way, q = replace(answer.exchanges[int(rows.exchange[i])], techniques=",".join(named)), answer.question
-    index, replicas = int(rows.dtype[i]), int(rows.replicas[i])
-    run = replan(q, weights_dtype=q.goal.dtypes[index], replicas=replicas, **rows.sizes(i), **way.changes)
-    prompts = rows.prompter(i) if rows.mode[i] else None
-    try:
-        return float(objective_value(q, at_loads(run, prompts, int(rows.concurrency[i]), index, int(rows.exchange[i])))[0])
-    except ValueError:
-        return 0.0
+    kinds = {"weights_dtype": q.goal.dtypes[int(rows.dtype[i])], "replicas": int(rows.replicas[i]), **way.changes}
+    priced = row_at_loads(rows, i, replan(q, **rows.sizes(i), **kinds), int(rows.concurrency[i]))
+    return float(max(objective_value(q, priced), default=0.0))
 
 
 def _layouts_with(put: Question, text: str, plain: ServingPlans) -> tuple[tuple[int, ...], ...]:
@@ -210,7 +206,9 @@ def kept_settings(answer: ServingPlans) -> Iterator[Note]:
         without = best_load(answer, i, setting.changes)
         if len(without) and is_worth_telling(gain := _worth(answer, without) / _worth(answer, answer.plans, i)):
             load = plural(int(without.concurrency[0]), "client")
-            costs.append(f"{setting.flag}: {gain - 1:+.0%} tokens/s at {load}{_grown(without, _row(answer))}")
+            costs.append(
+                f"{setting.flag}: {gain - 1:+.0%} tokens/s at {load}{_grown(without, answer.plans.row(answer.recommended))}"
+            )
             why = why_start_is_lost(servers, servers.but(**setting.changes))
             lost += [f"; without {setting.flag} {why}"] if why else []
     if costs:
@@ -240,7 +238,7 @@ def untried_techniques(answer: ServingPlans) -> UntriedTechniques | None:
 def untried_gain(answer: ServingPlans) -> Iterator[Note]:
     """Yield the gain of those at the plan's load, then what the limits admit with them and how to have it."""
     if untried := untried_techniques(answer):
-        row, alike, text = _row(answer), _same_load_words(answer, untried), untried.techniques
+        row, alike, text = answer.plans.row(answer.recommended), _same_load_words(answer, untried), untried.techniques
         assumed = _assumed(answer.question, text)
         if alike:
             yield words("technique-same-load", techniques=text, gain=alike, assumed=assumed)
@@ -269,7 +267,7 @@ def shared_gain(answer: ServingPlans) -> Iterator[Note]:
     text = ",".join(answer.turned_on(answer.plans, i))
     if not plain or not len(plain.plans) or not text:
         return
-    name, row = plain.gpu_words(plain.plans, plain.recommended), _row(plain)
+    name, row = plain.gpu_words(plain.plans, plain.recommended), plain.plans.row(plain.recommended)
     whole = _worth(answer, answer.plans, i) / _worth(plain, row)
     alike, assumed = best_load(plain, plain.recommended, changes_of(text)), _assumed(answer.question, text)
     total = f"{whole:.2f} x the best plan to run without techniques, {name} with {_load_words(row)}"
@@ -284,10 +282,6 @@ def shared_gain(answer: ServingPlans) -> Iterator[Note]:
 
 def _worth(answer: ServingPlans, rows: ServingColumns, i: int = 0) -> float:
     return float(objective_value(answer.question, rows)[i])
-
-
-def _row(answer: ServingPlans) -> ServingColumns:
-    return answer.plans.take(slice(answer.recommended, answer.recommended + 1))
 
 
 def _grown(rows: ServingColumns, before: ServingColumns) -> str:

@@ -74,10 +74,7 @@ def _priced(index: int, kind: Question, able: TrainColumns) -> TrainColumns:
 
 
 def _in_other_chunks(answer: TrainPlans, every: TrainColumns, budget: float) -> tuple[TrainPlans, TrainColumns]:
-    """Return all rows, and those whose bubble alone may keep them behind the fastest in other counts of chunks.
-
-    They are tried where virtual stages share the layers evenly, embedding and head as a layer each or as none.
-    """
+    """Return all rows, and those whose bubble alone may keep them behind the fastest in other counts of chunks."""
     fits = every.take(every.memory_bytes <= budget)
     unhindered = fits.step_s * (1 - fits.bubble_fraction)
     hopeful = fits.take((fits.pp > 1) & (unhindered <= WITHIN * fits.step_s.min(initial=np.inf)))
@@ -86,7 +83,7 @@ def _in_other_chunks(answer: TrainPlans, every: TrainColumns, budget: float) -> 
     for zero, recompute in dict.fromkeys(ways):
         rows = hopeful.take(np.array([one == (zero, recompute) for one in ways]))
         sizes = np.unique(np.stack([getattr(rows, name) for name in SIZED]), axis=1)
-        layers = answer.question.model.num_layers + np.arange(3)[:, None]
+        layers = answer.question.model.num_layers + np.arange(3)[:, None]  # embedding and head are a layer each or none
         most = int(np.max(most_chunks(int(layers[0, 0]), rows.pp)))
         for chunks in (n for n in range(2, most + 1) if n not in CHUNKS and not np.all(layers % (n * rows.pp))):
             kind = answer.question.but(zero=zero, recompute=recompute, schedule="interleaved", chunks=chunks)
@@ -130,7 +127,6 @@ def _grid(base: Question) -> TrainColumns:
 
 
 def unpriced(*sizes: Array) -> TrainColumns:
-    """Return plans by their sizes, without figures."""
     return TrainColumns.of(len(sizes[0]), **dict.fromkeys(TrainColumns.names(), 0.0) | dict(zip(SIZED, sizes, strict=True)))
 
 
@@ -149,7 +145,6 @@ def _rows_of_kind(grid: TrainColumns, kind: Question) -> TrainColumns:
 
 
 def columns(b: StepBill, index: int, sizes: TrainColumns) -> TrainColumns:
-    """Return priced steps as columns."""
     row = (index, *(getattr(sizes, name) for name in SIZED), b.step_s, b.mfu, b.memory_bytes_per_rank)
     values = (*row, b.bubble_fraction, b.comm_fraction)
     return TrainColumns.of(len(sizes), **dict(zip(TrainColumns.names(), values, strict=True)))

@@ -102,8 +102,7 @@ def _is_acceptance_set(q: Question) -> bool:
 def need_accepted(q: Question) -> None:
     """Refuse times per token where the tokens that a step yields are unknown."""
     if not is_accepted_known(q):
-        text = q.techniques.draft_text
-        raise refusal("drafts.accepted", q, on=f" on {text}" if text else "")
+        raise refusal("drafts.accepted", q, on=f" on {q.techniques.draft_text}" if q.techniques.draft_text else "")
 
 
 def accepted_width(q: Question) -> float:
@@ -117,9 +116,7 @@ def accepted_width(q: Question) -> float:
 
 
 def draft_width(q: Question) -> float:
-    """Return the half-width of the logarithm of what drafts bring to a run where nobody states how many are accepted.
-
-    It joins that uncertainty to the distance of published gains of drafts from predicted ones."""
+    """Return the half-width of ln(what drafts bring to a run) where no acceptance is set, with the errors of published gains."""
     width = accepted_width(q)
     return math.hypot(width, missed(DRAFTS, 1.0, q.techniques.per_step)) if width else 0.0
 

@@ -105,14 +105,12 @@ def part(value: object, name: str) -> float:
 
 
 def share(value: float, name: str) -> float:
-    """Return a share of a chip's memory."""
     if not 0 < value <= 1:
         raise Refusal(f"{name}={value}: a fraction above 0 and at most 1 is needed", name)
     return value
 
 
 def factor(value: object, name: str) -> Number:
-    """Return how many times as much as usual."""
     if (times := check_number(value, name)) < 1:
         raise Refusal(f"{name}={times}: {FACTOR}", name, (1,))
     return times
