@@ -120,8 +120,7 @@ class ServingColumns(ColumnTable):
 
 
 SIZED = (*SIZES, "micro_batch")  # columns that a trained plan has before it is priced
-DEGREES = {"TP": "tp", "PP": "pp", "CP": "cp", "EP": "ep", "microbatch": "micro_batch"}
-"""Columns of degrees that families of training plans share, by their titles."""
+DEGREES = {"TP": "tp", "PP": "pp", "CP": "cp", "EP": "ep", "microbatch": "micro_batch"}  # of families of training plans
 
 
 @dataclass(frozen=True, slots=True)

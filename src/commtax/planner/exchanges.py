@@ -92,7 +92,6 @@ def dropped(put: Question, workers: Iterable[Question]) -> tuple[str, ...]:
 
 
 def without(names: tuple[str, ...]) -> str:
-    """Return the same behind a plan's name."""
     return f", without {', '.join(names)}" if names else ""
 
 

@@ -24,7 +24,7 @@ from commtax.verbs.loads import first_requests, longest_of
 from commtax.verbs.requests import RANGED, RequestsInTime, capacity_of, fleet_of, range_between
 from commtax.verbs.settling import Settled, settle
 
-ALL = Fraction(1)
+ALL, OVER = Fraction(1), 1 + 1e-9  # of the prompts, and the least rate over what is answered where that is not enough
 LOOKS = ((60, 3.0), (300, 1.5))  # requests that count in first, short runs, and how far beyond a limit one must be to be believed
 KNOWN = 0.5  # of the closed form's throughput: whatever has one stage answers that much
 SURE = 1.1  # times what its workers of a kind answer alone: whole fleets that were simulated answered up to 1.04 times it
@@ -155,22 +155,19 @@ def rate_of(q: Question) -> float:
 
 def least_fleet(task: Task) -> Trial:
     """Return the least fleet of a layout that holds, else the one that answers most."""
-    layout = task.layout
-    able = layouts.able_sizes(layout, rate_of(layout.question), task.most_gpus)
+    layout, rate = task.layout, rate_of(task.layout.question)
+    able = layouts.able_sizes(layout, rate, task.most_gpus)
     if not able:
         size = layouts.largest_size(layout, task.most_gpus)
-        return Trial(layout, size, _overload(layout.question, layout.throughput(*size)), nan, {}, 0)
+        return Trial(layout, size, max(rate / layout.throughput(*size), OVER), nan, {}, 0)
     if slow := too_slow(layout, able[-1]):
-        name, token_s = slow
-        return Trial(layout, able[-1], ALONE * token_s / dict(layout.question.goal.slo)[name], nan, {}, 0)
-    tried: dict[Size, Trial] = {}
+        return Trial(layout, able[-1], ALONE * slow[1] / dict(layout.question.goal.slo)[slow[0]], nan, {}, 0)
+    tried, hopeless = dict[Size, Trial](), set[Size]()
 
     def trial(at: int) -> Trial:
         if able[at] not in tried:
             tried[able[at]] = _trial(layout, able[at])
         return tried[able[at]]
-
-    hopeless = set[Size]()
 
     def holds(at: int) -> bool:
         size, longer = able[at], max((earlier.stretch for earlier in tried.values()), default=1.0)
@@ -187,8 +184,8 @@ def least_fleet(task: Task) -> Trial:
         at = max(range(len(able)), key=lambda i: layout.throughput(*able[i]))
         if not holds(at) and able[at] in hopeless and is_sampled(layout, able[at]) and not too_slow(layout, able[at]):
             most = _most_answered(layout, able[at])  # capacity alone says that it does not hold: a run would say no more
-            most = most if overloaded(rate_of(layout.question), most) else capacity(layout, able[at])
-            return Trial(layout, able[at], _overload(layout.question, most), most, {}, len(hopeless.union(tried)))
+            most = most if overloaded(rate, most) else capacity(layout, able[at])
+            return Trial(layout, able[at], max(rate / most, OVER), most, {}, len(hopeless.union(tried)))
     best = replace(trial(at), simulated=len(hopeless.union(tried)))
     if task.safe:
         return replace(best, clear=stays_clear(best))
@@ -239,11 +236,6 @@ def _is_surely_enough(layout: Layout, size: Size, rate: float) -> bool:
     if layout.apart and is_sampled(layout, size):
         return TOGETHER * _most_answered(layout, size) > rate
     return layout.question.plan.pp == 1 and KNOWN * layout.throughput(*size) > rate
-
-
-def _overload(q: Question, most: float) -> float:
-    """Return the rate over what is answered at most, where that is not enough."""
-    return max(rate_of(q) / most, 1 + 1e-9)
 
 
 def capacity(layout: Layout, size: Size) -> float:
@@ -326,7 +318,7 @@ def _trial(layout: Layout, size: Size) -> Trial:
     most = nan
     if over <= 1 and not _is_surely_enough(layout, size, rate * max(1.0, stretch)):
         most = capacity(layout, size)
-        over = _overload(q, most / stretch) if overloaded(rate, most, stretch) else over
+        over = max(rate / (most / stretch), OVER) if overloaded(rate, most, stretch) else over
     if q.goal.growth and over <= 1:
         outcome = run_fleet(layout, size, q.offered.request_rate)
         stretch = stretch if stretch == 1 else stretch_of(outcome)

@@ -148,20 +148,16 @@ def limit_name(name: str) -> str:
     return " ".join(limit_parts(name))
 
 
-def _requests_per_replica(one: Question, plans: Space) -> Array:
-    """Return the requests that a copy, or a rank of attention data parallelism, runs at once."""
-    return np.asarray(np.clip(at_once(ground(one), plans), 1, step_limits(one)[1]).astype(int))
-
-
 def _colocated_layouts(one: Question, plans: Space) -> Iterator[Layout]:
     """Yield copies that compute their own prompts."""
     if not len(plans):
         return
-    loads = [np.maximum(1, _requests_per_replica(one, plans) // part) for part in (1, 2, 4)]  # it need not peak where most run
+    most = np.clip(at_once(ground(one), plans), 1, step_limits(one)[1]).astype(int)  # requests at once
+    loads = [np.maximum(1, most // part) for part in (1, 2, 4)]  # throughput need not peak where most run
     answers = np.max([np.asarray(simulated(one.but(num_prompts=inf), plans, load).requests_per_s) for load in loads], axis=0)
     paces: list[Paces] = [((), ())] * len(plans)
     if any(name in OF_TOKENS for name, _ in one.goal.slo):
-        rows, load, last = grid_of(_requests_per_replica(one, plans))
+        rows, load, last = grid_of(most)
         s, ends = simulated(one.but(num_prompts=inf), plans.take(rows), load), np.flatnonzero(last)[:-1] + 1
         per_s, token_s = (np.split(np.broadcast_to(x, len(rows)), ends) for x in (s.requests_per_s, s.tpot_s))
         paces = [(tuple(np.maximum.accumulate(a).tolist()), tuple(b.tolist())) for a, b in zip(per_s, token_s, strict=True)]

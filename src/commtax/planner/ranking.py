@@ -105,8 +105,7 @@ KINDS = (
 """Kinds of plans, simplest first. A host is a fast domain: the GPUs that NVLink joins, a rack where it joins that."""
 INSIDE, SPREAD_INSIDE, STAGES, EXPERTS, TENSORS, POOLS = range(1, len(KINDS))
 ACROSS = ("experts or context across hosts", "TP across hosts")
-TRAINED = ("data parallelism", "TP, experts or context inside a host", "stages", *ACROSS)
-"""Kinds of training plans, simplest first."""
+TRAINED = ("data parallelism", "TP, experts or context inside a host", "stages", *ACROSS)  # kinds of training, simplest first
 UNEVEN = len(TRAINED)  # plans that leave GPUs idle come behind all that do not
 
 

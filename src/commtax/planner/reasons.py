@@ -35,9 +35,8 @@ from commtax.verbs.settling import describe_layout, replan
 from commtax.words import words
 
 TELLING = 1 / 3  # the share of a loss that a reason has to explain
-BUSIER = np.array([2, 3, 4, 6, 8, 12, 16])
-"""Times the clients of a plan: whether its throughput has peaked is seen by whether any of these loads has more …"""
-GROWS = 1.01  # … by more than next to nothing
+BUSIER = np.array([2, 3, 4, 6, 8, 12, 16])  # times the clients of a plan, whose throughput has not peaked if any of these has …
+GROWS = 1.01  # … so many times as much
 IT = "it "  # the subject of a reason that can follow "which"
 LossReason = tuple[float, Note]  # a cause of a plan's loss: the share of the other's figure that it loses by that alone, and why
 
@@ -132,7 +131,6 @@ def _token_words(answer: ServingPlans, i: int, first: int) -> Note | None:
 
 TITLES = {"ttft_s": "TTFT", "tpot_s": "TPOT"}  # times as readers know them
 AMONG = {UNCHECKED: " of what is checked", LATE: " of what answers in time", SLOW: " of what answers in time"}
-"""Among what a plan is the best where that stands against one that is predicted ahead."""
 
 
 def role_words(best: bool, passed_over: Sequence[str] = ()) -> str:

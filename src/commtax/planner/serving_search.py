@@ -33,14 +33,12 @@ WORKLOADS = {"chat": (1024, 256), "rag": (8192, 512), "code": (2048, 128), "batc
 """Input and output tokens of usual workloads."""
 APART = "prompts on separate workers"
 LISTED = 20  # plans whose best concurrency is found exactly; those behind them are known to be behind
-PLACES = {
+PLACES = {  # to run at where no limit says, and when each is the one to choose
     "fastest": "each user's latency matters most",
     "balanced": "both latency and cost matter: many tokens/s at short request times",
     "most": "nobody waits for the answers: batch jobs, evaluation, synthetic data",
 }
-"""Places to run at where no limit says, and when each is the one to choose."""
-COARSE, FINE = 2, 8
-"""Loads to a doubling on the grid that all plans are priced on: a fine one leaves less between where little is expected."""
+COARSE, FINE = 2, 8  # loads to a doubling on a plan's first grid: a fine one leaves less between where little is expected
 DIP = 1.05  # a request may take up to this much less time when one more joins: steps are not smooth where collectives switch
 
 

@@ -26,11 +26,9 @@ from commtax.verbs.worth import Scale, TechniqueWorth, questioned, why_start_is_
 from commtax.words import words
 
 COUNT, LEVEL = thresholds(__name__)
-SEARCHED = frozenset(("ep_backend", "library", "cp"))
-"""Fields that a search tries by itself, or that change how many GPUs a plan has."""
-PROMPTS = ("overlap", "collectives", "experts")
-DECODES = (*PROMPTS, "context", "drafts")
-"""Groups of techniques that may shorten a step of either kind; what moves or keeps caches is no part of one."""
+SEARCHED = frozenset(("ep_backend", "library", "cp"))  # fields that a search tries by itself, or that change a plan's GPUs
+PROMPTS = ("overlap", "collectives", "experts")  # groups of techniques that may shorten a step of prompts …
+DECODES = (*PROMPTS, "context", "drafts")  # … or a decode step
 
 
 def technique_sets_of(text: str) -> tuple[str, ...]:

@@ -119,14 +119,13 @@ def check_run(q: Question) -> None:
         raise refusal("async.tp", q)
 
 
-ADAPTERS: Mapping[str, Broken] = {
+ADAPTERS: Mapping[str, Broken] = {  # they belong to a server that has them, in a rank that it keeps room for
     "rank": lambda q: not q.plan.lora_rank and q.plan.max_loras != 1,
     "trained": lambda q: q.plan.lora_rank and q.trains and q.plan.max_loras != 1,  # training has one set, which is what is trained
     "by-engine": lambda q: _is_served(q) and not q.engine.memory.lora,
     "ranks": lambda q: _is_served(q) and q.engine.memory.lora_ranks and q.plan.lora_rank not in q.engine.memory.lora_ranks,
     "spread": lambda q: _is_served(q) and q.model.experts and np.any(np.asarray(q.plan.ep) > 1),
 }
-"""Adapters belong to a server that has them, in a rank that it keeps room for; none of experts that are spread over ranks."""
 
 
 def _is_served(q: Question) -> bool:
@@ -151,14 +150,13 @@ def nearest(values: tuple[int, ...], wanted: int) -> tuple[int, ...]:
     return (*[v for v in values if v < wanted][-1:], *[v for v in values if v > wanted][:1])
 
 
-BACKEND: Mapping[str, Broken] = {
+BACKEND: Mapping[str, Broken] = {  # of experts: it belongs to a mixture, an engine that has it, and chips and links that carry it
     "dense": lambda q: q.model.experts is None,
     "by-engine": lambda q: q.what_if.ep_backend not in q.engine.sends.ep_backends,
     "vendor": lambda q: backend_called(q.what_if.ep_backend).vendor not in ("", q.cluster.chip.vendor),
     "link": lambda q: backend_called(q.what_if.ep_backend).one_domain and q.cluster.intra.kind != "nvlink",
     "domain": lambda q: backend_called(q.what_if.ep_backend).one_domain and _widest(q) > q.cluster.domain,
 }
-"""An expert backend belongs to a mixture, to an engine that has it, and to chips and links that carry it."""
 
 
 def _lacks_arithmetic(q: Question) -> bool:
@@ -168,7 +166,7 @@ def _lacks_arithmetic(q: Question) -> bool:
     return bool(narrow) and "train" in q.engine.phases and ARITHMETIC.get(name, name) not in q.cluster.chip.flops_per_s
 
 
-TRAINED: Mapping[str, Broken] = {
+TRAINED: Mapping[str, Broken] = {  # kinds of training that do not exist or do not go together
     "zero": lambda q: q.plan.zero not in (0, 1, 2, 3),
     "zero-stages": lambda q: q.plan.zero >= 2 and np.any(np.asarray(q.plan.pp) > 1) and not q.engine.trains.master_is_parameter,
     "shard": lambda q: np.any(np.asarray(q.plan.shard) != 0) and q.plan.zero != 3,
@@ -184,7 +182,6 @@ TRAINED: Mapping[str, Broken] = {
     "recompute-modules": lambda q: q.plan.remade and q.engine.trains.selective != "attention",
     "arithmetic": _lacks_arithmetic,
 }
-"""Kinds of training (ZeRO, schedule, recomputation) that do not exist or do not go together."""
 
 
 def check_kinds(q: Question) -> None:

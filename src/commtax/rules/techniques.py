@@ -89,7 +89,7 @@ def _backend(q: Question) -> Backend:
     return backend_called(q.what_if.ep_backend or default_backend(q.engine) or GATHERING)
 
 
-ON: Mapping[str, Callable[[Question], bool]] = {
+ON: Mapping[str, Callable[[Question], bool]] = {  # by key of a technique: whether it is on …
     "dbo": lambda q: q.techniques.two_batches,
     "sbo": lambda q: q.techniques.single_batch,
     "async-tp": lambda q: q.techniques.async_tp and q.plan.sequence_parallel,
@@ -99,10 +99,9 @@ ON: Mapping[str, Callable[[Question], bool]] = {
     "async-scheduling": lambda q: q.techniques.async_scheduling,
     "flashmla": lambda q: q.techniques.native_latents,
 }
-"""By key of a technique: whether it is on …"""
 EXCHANGED = ("experts", "over-replicas", "kernels")  # something must be sent to experts by kernels of their own
 SPLIT = ("ranks", "split-chip", "split-width")  # a model that is wide enough, on chips that the engine has a threshold for
-NEEDS: Mapping[str, tuple[str, ...]] = {
+NEEDS: Mapping[str, tuple[str, ...]] = {  # … and the rules that it must keep to, in the order in which they are judged
     "dbo": (*EXCHANGED, "halves"),
     "sbo": (*EXCHANGED, "both", "received", "combine"),
     "async-tp": SPLIT,
@@ -112,7 +111,6 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "async-scheduling": ("already",),
     "flashmla": ("latents", "native"),
 }
-"""… and the rules that it must keep to, in the order in which they are judged."""
 BROKEN: Mapping[str, Callable[[Question, str], bool]] = {
     "experts": lambda q, _: q.model.experts is None,
     "over-replicas": lambda q, _: not np.any(expert_ranks(q.plan, q.engine).over_replicas),

@@ -161,7 +161,7 @@ def image_size(value: object, name: str) -> tuple[int, int]:
     raise Refusal(f"{name}={value!r}: width and height in pixels are needed, such as 1024x768", name, ("1024x1024",))
 
 
-RULES: Mapping[str, Callable[[Any, str], object]] = {
+RULES: Mapping[str, Callable[[Any, str], object]] = {  # checks that the table of options names
     "share": part,
     "fraction": share,
     "factor": factor,
@@ -172,4 +172,3 @@ RULES: Mapping[str, Callable[[Any, str], object]] = {
     "state dtype": recurrent_dtype,
     "pixels": image_size,
 }
-"""Checks that the table of options names."""
