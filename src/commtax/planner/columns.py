@@ -259,8 +259,9 @@ class ServingPlans(SearchAnswer):
 
     def servers(self, rows: ServingColumns, i: int) -> Question:
         """Row ``i`` as a question about what its servers hold: of one pool or both."""
-        pools = {"prefill_tp": int(rows.prefill_tp[i]), "prefill_dp": int(rows.prefill_dp[i])} if rows.mode[i] else {}
-        return self.put(rows, i).but(disaggregated=bool(rows.mode[i]), **pools)
+        put, ahead = self.put(rows, i), rows.prompter(i)
+        pools = put.but(disaggregated=True, prefill_tp=ahead.tp, prefill_dp=ahead.dp)
+        return pools if rows.mode[i] else put.but(disaggregated=False)
 
     def simulation(self, rows: ServingColumns, i: int, clients: Number = 0) -> ClosedLoop:
         """Price row ``i`` as ``simulate`` does, all copies or workers of a split, at its listed load or at others of the whole."""

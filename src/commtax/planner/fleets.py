@@ -315,11 +315,11 @@ class PlannedServers:
 
 def servers_of(searched: ServingPlans, i: int) -> PlannedServers:
     """Plan ``i`` with the limits that its servers need."""
-    rows, clients = searched.plans, int(searched.plans.concurrency[i])
-    limits = {"max_model_len": searched.longest(rows, i), "max_num_seqs": admitted_sequences(searched, rows, i)}
+    rows, q = searched.plans, searched.put(searched.plans, i).but(concurrency=int(searched.plans.concurrency[i]))
+    q = q.but(max_model_len=searched.longest(rows, i), max_num_seqs=admitted_sequences(searched, rows, i))
     prompts = int(rows.prefill_replicas[i]) if rows.mode[i] else 0
-    pools = {"prefill_tp": int(rows.prefill_tp[i]), "prefill_dp": int(rows.prefill_dp[i])} if prompts else {}
-    q = searched.put(rows, i).but(concurrency=clients, **limits, **pools)
+    if prompts:
+        q = q.but(prefill_tp=int(rows.prefill_tp[i]), prefill_dp=int(rows.prefill_dp[i]))
     return PlannedServers(startable(q), int(rows.replicas[i]), prompts)
 
 

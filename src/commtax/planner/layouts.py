@@ -132,8 +132,8 @@ def _unloaded_statistic(one: Question, plans: Space, name: str, stream: RequestS
     metric, which = name.rsplit("_", 1)
     lengths = stream.input_len
     tokens = max(1, int(np.mean(lengths) if which == "mean" or metric != "ttft" else np.quantile(lengths, QUANTILES[which])))
-    load = {"num_prompts": inf, "concurrency": plans.dp, "input_len": tokens, "kv_tokens": plans.kv_tokens}
-    s = price_closed_loop(settle(replan(one, **sizes(plans), **load)))
+    put = replan(one, num_prompts=inf, **sizes(plans), concurrency=plans.dp, input_len=tokens, kv_tokens=plans.kv_tokens)
+    s = price_closed_loop(settle(put))
     whole = s.e2e_s if which == "mean" else s.ttft_s
     return np.broadcast_to(np.asarray({"ttft": s.ttft_s, "e2e": whole}.get(metric, s.tpot_s)), len(plans))
 
@@ -321,5 +321,6 @@ def run_lengths(sample: Sample) -> tuple[int, int]:
 def all_requests(q: Question) -> RequestStream:
     """Return the longest stream that any fleet of a question sees, at one request/s."""
     count = q.requests.num_prompts if isfinite(q.requests.num_prompts) else MOST
-    one_pool = {"disaggregated": False, "prefill_tp": None, "kv_tokens": None, "prefill_workers": None, "decode_workers": None}
-    return _cached_stream(Question.but(q, plan=Plan(), num_prompts=count, **one_pool, request_rate=1.0, burstiness=1.0))
+    alike = replace(q.requests, num_prompts=count, disaggregated=False, prefill_tp=None, kv_tokens=None)
+    alike = replace(alike, prefill_workers=None, decode_workers=None)
+    return _cached_stream(replace(q, plan=Plan(), requests=alike, offered=replace(q.offered, request_rate=1.0, burstiness=1.0)))

@@ -368,8 +368,8 @@ def at_loads(run: Question, prompts: Plan | None, clients: int, index: int, by: 
         ranks = copies * int(plan.dp)
         loads = np.array([clients]) if clients else np.arange(1, int(most_each(run, ranks)) + 1) * ranks
         tp, dp, workers = int(prompts.tp), int(prompts.dp), int(prompts.replicas)
-        pools = {"prefill_tp": tp, "prefill_dp": dp, "prefill_workers": workers, "decode_workers": copies}
-        put = run.but(disaggregated=True, replicas=1, concurrency=loads, **pools)
+        put = run.but(replicas=1, concurrency=loads, prefill_tp=tp, prefill_dp=dp, prefill_workers=workers, decode_workers=copies)
+        put = put.but(disaggregated=True)
         s = price_closed_loop(settle(put))
         room = min(float(s.kv_tokens), float(s.apart.kv_tokens) if s.apart else np.inf)
         _check_room(put, room)

@@ -2,6 +2,7 @@
 cluster holds."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -85,8 +86,8 @@ def _wide_expert_plans(q: Question, exchange: ExpertExchange) -> Space:
 
 def _judged_space(q: Question, rows: list[tuple[int, int, int, int]]) -> Space:
     tp, pp, dp, ep = np.array(rows, dtype=int).reshape(-1, 4).T
-    kinds = {name: getattr(q.plan, name) for name in ("order", "weights_dtype", "redundant_experts", "dcp")}
-    whole = Plan(tp, pp, dp, ep, **kinds)
+    kinds = Plan(order=q.plan.order, weights_dtype=q.plan.weights_dtype, redundant_experts=q.plan.redundant_experts, dcp=q.plan.dcp)
+    whole = replace(kinds, tp=tp, pp=pp, dp=dp, ep=ep)
     copies, codes = replicas(tp * pp * dp, tp, q.cluster), legality.codes(q.model, q.cluster, whole, q.engine)
     return Space(tp, pp, dp, ep, copies, codes * np.ones(len(rows), dtype=int), np.zeros(len(rows)))
 
@@ -148,11 +149,11 @@ class Roomy:
         if (most := self.question.goal.max_concurrency) is not None:
             grid = replace(grid, replicas=np.minimum(grid.replicas, most // (load * grid.dp)))
         priced = simulated(self.question, grid, load)
-        kinds = {"mode": 0, "dtype": self.dtype, "exchange": self.exchange, "prefill_tp": 0, "prefill_dp": 0, "prefill_replicas": 0}
-        copies = {"replicas": grid.replicas, "gpus": grid.group * grid.replicas, "concurrency": load * grid.dp * grid.replicas}
-        rate = np.asarray(priced.tokens_per_s) * grid.replicas
-        priced_columns = figures(priced, priced.kv_tokens)
-        return ServingColumns.of(len(grid), **kinds, **sizes(grid), **copies, **priced_columns, tokens_per_s=rate)
+        kinds = {"mode": 0, "exchange": self.exchange, "gpus": grid.group * grid.replicas, "prefill_replicas": 0}
+        shown = {**kinds, **sizes(grid), **figures(priced, priced.kv_tokens)}
+        clients, rate = load * grid.dp * grid.replicas, np.asarray(priced.tokens_per_s) * grid.replicas
+        one_pool = partial(ServingColumns.of, prefill_tp=0, prefill_dp=0)
+        return one_pool(len(grid), dtype=self.dtype, replicas=grid.replicas, concurrency=clients, tokens_per_s=rate, **shown)
 
 
 def most_each(q: Question, ranks: Number) -> Array:

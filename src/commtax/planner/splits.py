@@ -19,7 +19,7 @@ from commtax.question import EVEN, Goal, Question
 from commtax.records import dataclass, replace
 from commtax.rules import legality
 from commtax.rules.drafts import drafted_load
-from commtax.spec import Cluster, Number, Plan
+from commtax.spec import SERVING_AXES, Cluster, Number, Plan
 from commtax.units import plural
 from commtax.verbs.closed_loop import ClosedLoop, price_closed_loop
 from commtax.verbs.disaggregation import Disaggregation, decoding_of, network_of, prompting_of, where_prompts_run
@@ -278,9 +278,9 @@ def _rows(of: DecodeWorkers, roomy: Roomy) -> ServingColumns:
     if not of.question.goal.times:
         parts.append(_most_powerful_loads(of, rows, loads, grid, free))
     plan = of.question.plan
-    kinds = {"mode": 1, "dtype": roomy.dtype, "exchange": roomy.exchange, "tp": plan.tp, "pp": 1, "dp": plan.dp, "ep": plan.ep}
+    kinds: dict[str, Number] = {"mode": 1, "exchange": roomy.exchange, **{axis: getattr(plan, axis) for axis in SERVING_AXES}}
     shown = ({name: value for name, value in part.items() if name not in BESIDE} for part in parts)
-    return ServingColumns.joined([ServingColumns.of(len(part["gpus"]), **kinds, **part) for part in shown])
+    return ServingColumns.joined([ServingColumns.of(len(part["gpus"]), dtype=roomy.dtype, **kinds, **part) for part in shown])
 
 
 def _loads_between(of: DecodeWorkers, rows: SplitRows, loads: Array, good: Array, free: UnqueuedReplica | None) -> Iterator[Priced]:
@@ -344,10 +344,10 @@ def _price_splits(of: DecodeWorkers, rows: SplitRows, loads: Array, free: Unqueu
         over = np.maximum(times["sure_ttft_s"] / q.goal.ttft_s, times["sure_tpot_s"] / q.goal.tpot_s)
     prefill_gpus, headroom = workers * ahead.group[kind], 1 - np.minimum(passed.seqs, loads) * mean_cached_tokens(q) / of.kv_tokens
     prompts = {"prefill_tp": spread(ahead.plan.tp, kind), "prefill_dp": spread(ahead.plan.dp, kind), "prefill_replicas": workers}
-    sizes = {"replicas": copies, "gpus": copies * of.group + prefill_gpus, **prompts, "concurrency": clients, **times}
-    rates = {"running": passed.seqs, "tokens_per_s": clients / request_s * of.load.output_len, "kv_headroom": headroom}
-    beside = {"prefill_gpus": prefill_gpus, "request_s": request_s, "over": over, "good": over <= 1}
-    return {name: np.broadcast_to(value, loads.shape) for name, value in (sizes | rates | beside).items()}
+    rate, gpus = clients / request_s * of.load.output_len, copies * of.group + prefill_gpus
+    loaded = {"replicas": copies, "gpus": gpus, "concurrency": clients, "running": passed.seqs, "tokens_per_s": rate}
+    beside = {"kv_headroom": headroom, "prefill_gpus": prefill_gpus, "request_s": request_s, "over": over, "good": over <= 1}
+    return {name: np.broadcast_to(value, loads.shape) for name, value in (prompts | times | loaded | beside).items()}
 
 
 def _best_loads(goal: Goal, grid: dict[str, Array]) -> Array:
