@@ -1,22 +1,13 @@
 """When means of a closed loop are not to be trusted: what happens in time that the closed form leaves out, as codes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from commtax.files import table
 from commtax.records import dataclass
 from commtax.thresholds import levels
 
 LEVEL = levels(__name__)
-LEFT_OUT = {
-    "lockstep": "requests of about equal lengths that start together end together: their prompts meet, more than these means say",
-    "ranks": "ranks of attention wait for each other's prompts; how unevenly these come is left out of these means",
-    "stages": "stages wait for batches with more prompts or requests than others; how unevenly these come is left out",
-    "gathered": "who ends while others are on their way comes back with them; how many prompts then meet is left out",
-    "turns": "replicas get requests in turn: fewer prompts share a step, TPOT may be longer and TTFT shorter than these means say",
-    "whole-prompts": "the longest prompts wait until few enough requests decode, which these means leave out",
-    "near-full": "workers for prompts or the wire are nearly full: the queue of a benchmark's first burst stays for long",
-    "full-cache": "the KV cache is full at times: requests wait for it, or are preempted, more unevenly than these means say",
-}
-"""What each code means to a reader."""
+LEFT_OUT: Mapping[str, str] = table("judgement/closed_loops.toml")  # what each code means to a reader
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,6 @@
 """Whether a measured collective takes as long as it should: one time, all times of a test, and the one that tells most.
 
-A time above the range fails. One that no link could carry is a time of something else (another size, group or cluster), and while
-a test has such a time it cannot pass; nor can a test whose every range is assumed, since nobody measured such a collective.
-"""
+A test cannot pass with a time that no link could carry, which is of something else, or where every range is assumed."""
 
 from collections.abc import Collection, Sequence
 

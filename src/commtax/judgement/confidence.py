@@ -7,15 +7,13 @@ and 90%; each side of the figure has its own width:
     F(t) = 1/2 + t / (2 sqrt(2 + t^2))        t(p) = (2 p - 1) / sqrt(2 p (1 - p))
 
 Errors of published serving runs are like that and not normal: of those within the 80% range, three quarters lie within its inner
-half, but one in ten of all lies beyond 1.5 times the range (normal: 1.28 times; ``benchmarks/decisions.py``). They come from
-engines, chips and models that are known well and others that are not, and a mixture of normal errors of many widths is Student's.
-
-Where a figure must keep several limits, their probabilities are not multiplied: whatever makes the steps of an engine on a
-chip longer than they were priced lengthens all times together, so all limits are kept with the probability of the least sure one.
+half, but one in ten of all lies beyond 1.5 times the range (normal: 1.28 times; ``benchmarks/decisions.py``). Whatever lengthens
+the steps of an engine on a chip lengthens all times: several limits are kept with the probability of the least sure one.
 """
 
 from collections.abc import Iterator, Mapping
 from math import inf, sqrt
+from typing import NamedTuple
 
 import numpy as np
 
@@ -67,8 +65,7 @@ class Estimate:
         if confidence == EVEN:
             return self.value
         widths = deviations(confidence)
-        end = self.high / self.value if widths > 0 else self.value / self.low
-        return self.value * end**widths
+        return self.value * (self.high / self.value if widths > 0 else self.value / self.low) ** widths
 
     def kept(self, limit: float) -> float:
         """Return the probability that one figure is at most the limit. Without a range it is 0 or 1."""
@@ -85,8 +82,7 @@ def estimate_through(value: float, surely: float, confidence: float) -> Estimate
     return Estimate(value, value / width, value * width)
 
 
-@dataclass(frozen=True, slots=True)
-class JudgedLimit:
+class JudgedLimit(NamedTuple):
     """A limit on a mean."""
 
     name: str
@@ -147,6 +143,6 @@ def percent(probability: float) -> str:
     >>> percent(0.914), percent(0.997), percent(0.99999), percent(0.0001)
     ('91%', '99.7%', '>99.9%', '<1%')
     """
-    if probability < 0.005:
-        return "<1%"
-    return f"{probability:.0%}" if probability < 0.995 else f"{probability:.1%}" if probability < 0.9995 else ">99.9%"
+    if not 0.005 <= probability < 0.9995:
+        return "<1%" if probability < 0.005 else ">99.9%"
+    return f"{probability:.0%}" if probability < 0.995 else f"{probability:.1%}"

@@ -11,7 +11,9 @@ from commtax.files import table
 from commtax.question import Limits
 from commtax.spec import Condition, Number
 
-LENGTH, SEQS = "max_model_len", "max_num_seqs"  # the limits that can be too large, as options are named
+LEVEL = table("judgement/engine_limits.toml")
+LENGTH, SEQS, SHARE = "max_model_len", "max_num_seqs", "gpu_memory_utilization"  # as options are named
+Changes = Mapping[str, float]  # limits by the names that the options and ``Limits`` have for them
 
 
 def starts(requests: Number, seqs: Number = 0, most_seqs: Number = np.inf) -> Condition:
@@ -30,37 +32,28 @@ def stopped_by(requests: float, seqs: float, most_seqs: float) -> str:
     return SEQS if starts(requests) else LENGTH
 
 
-SHARE = "gpu_memory_utilization"
-Changes = Mapping[str, float]  # limits by the names that the options and ``Limits`` have for them
-
-
 def memory_binds(free_share: float) -> bool:
     """Return whether a plan whose caches have so much of their room free could run more requests in more room."""
-    return bool(free_share < table("judgement/engine_limits.toml")["roomy"])
+    return bool(free_share < LEVEL["roomy"])
 
 
 def caches_are_small(share: float) -> bool:
     """Return whether caches have so little of a GPU's memory that engine limits make much of it."""
-    return bool(share < table("judgement/engine_limits.toml")["small"])
+    return bool(share < LEVEL["small"])
 
 
 def safe_share(utilization_of: str, uncounted: float = 0.0) -> float:
     """Return the largest share of memory to advise: beside it is room for what engines do not count, of which so much is known."""
-    return min(float(table("judgement/engine_limits.toml")["safe_share"][utilization_of]), 1 - uncounted)
+    return min(float(LEVEL["safe_share"][utilization_of]), 1 - uncounted)
 
 
 def changes_to_try(now: Limits, utilization_of: str, chunked: bool) -> Mapping[str, tuple[float, ...]]:
-    """Return the values to try of each limit, mildest first, the limits whose change costs least first.
-
-    Fewer sequences cost nothing while no more are sent, smaller chunks lengthen TTFT, and a larger share of memory leaves less for
-    what the engine does not count.
-    """
-    tried = table("judgement/engine_limits.toml")
-    share = safe_share(utilization_of)
+    """Return the values to try of each limit, mildest first, the limits whose change costs least first."""
+    chunks, share = "max_num_batched_tokens", safe_share(utilization_of)
     return {
-        SEQS: tuple(n for n in tried[SEQS] if n < now.max_num_seqs),
-        "max_num_batched_tokens": tuple(n for n in tried["max_num_batched_tokens"] if chunked and n < now.max_num_batched_tokens),
-        SHARE: (share,) * (share > now.gpu_memory_utilization),
+        SEQS: tuple(n for n in LEVEL[SEQS] if n < now.max_num_seqs),  # costs nothing while no more are sent
+        chunks: tuple(n for n in LEVEL[chunks] if chunked and n < now.max_num_batched_tokens),  # lengthens TTFT
+        SHARE: (share,) * (share > now.gpu_memory_utilization),  # leaves less for what the engine does not count
     }
 
 
@@ -84,8 +77,7 @@ def best_changes(
     >>> best_changes(lambda on: 9.0 if "seqs" in on else 1.0, lambda on: 1.0 + len(on), seqs, lambda on: on["seqs"] < 512)
     {'seqs': 64}
     """
-    level = table("judgement/engine_limits.toml")
-    kept, now, least = dict[str, float](), worth({}), 1 + level["gain"]
+    kept, now, least = dict[str, float](), worth({}), 1 + LEVEL["gain"]
     for name, values in tried.items():
         had, gains, most = room(kept), dict[float, float](), inf  # most: what the milder value is worth, for each of its room
         for value in values:
@@ -94,12 +86,12 @@ def best_changes(
                 gains[value] = worth(kept | {name: value})
                 most = gains[value] / size
         if gains and (best := max(gains.values())) > now * least:
-            good = [value for value, one in gains.items() if one >= best * level["nearly"]]
+            good = [value for value, one in gains.items() if one >= best * LEVEL["nearly"]]
             kept[name] = next((value for value in good if starts(kept | {name: value})), good[0])
             now = gains[kept[name]]
     for name in tuple(kept):
         others = {other: value for other, value in kept.items() if other != name}
-        kept = others if worth(others) >= now * level["nearly"] else kept
+        kept = others if worth(others) >= now * LEVEL["nearly"] else kept
     return kept
 
 
@@ -130,4 +122,4 @@ def peak_sequences(clients: int, ranks: int) -> int:
     (8, 7, 98)
     """
     mean = clients / ranks
-    return clients if ranks == 1 else min(clients, ceil(mean + table("judgement/engine_limits.toml")["deviations"] * sqrt(mean)))
+    return clients if ranks == 1 else min(clients, ceil(mean + LEVEL["deviations"] * sqrt(mean)))

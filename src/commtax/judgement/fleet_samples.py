@@ -4,6 +4,7 @@ from math import ceil
 
 from commtax.files import table
 
+LEVEL = table("judgement/fleet_sample.toml")
 Size = tuple[int, int]  # copies, and workers of prompts beside them
 
 
@@ -16,22 +17,21 @@ def sample_size(whole: Size, least: float = 0.0, chosen: bool = False) -> Size:
     >>> sample_size((400, 0)), sample_size((3, 0)), sample_size((80, 40)), sample_size((20, 100)), sample_size((3, 2))
     ((2, 0), (3, 0), (2, 2), (2, 10), (3, 2))
     """
-    level, (copies, prompts) = table("judgement/fleet_sample.toml"), whole
-    if max(whole) <= level["small"]:
+    copies, prompts = whole
+    if max(whole) <= LEVEL["small"]:
         return whole
-    few = min(copies, max(level["pools" if prompts else "chosen" if chosen else "replicas"], ceil(least * copies)))
+    few = min(copies, max(LEVEL["pools" if prompts else "chosen" if chosen else "replicas"], ceil(least * copies)))
     if not prompts:
         return few, 0
-    few = max(1, min(few, level["prompt_workers"] * copies // prompts))
-    return few, min(prompts, max(level["pools"], ceil(few * prompts / copies)))
+    few = max(1, min(few, LEVEL["prompt_workers"] * copies // prompts))
+    return few, min(prompts, max(LEVEL["pools"], ceil(few * prompts / copies)))
 
 
 def least_share(requests: float, clients: float) -> float:
     """Return the share of a fleet that has to be simulated at least, of so many requests from so many clients."""
-    level = table("judgement/fleet_sample.toml")
-    return float(min(1.0, max(level["requests"] / requests, level["clients"] / clients)))
+    return float(min(1.0, max(LEVEL["requests"] / requests, LEVEL["clients"] / clients)))
 
 
 def unused_size() -> int:
     """Return how many replicas are simulated beside those that a router by prefixes sends repeated text to."""
-    return int(table("judgement/fleet_sample.toml")["unused"])
+    return int(LEVEL["unused"])

@@ -1,8 +1,6 @@
 """Whether a change of a deployment pays: its gain for whole requests, that gain's range, and what is left of it in a full cache.
 
-A gain is a rate with the change over the rate without it, so that 1 is no gain. Steps of a server gain, too, but that is a figure:
-requests also wait for prompts, and only what requests gain is judged.
-"""
+A gain is a rate with the change over the rate without it, so that 1 is no gain."""
 
 from commtax.thresholds import levels
 

@@ -18,10 +18,8 @@ UNCHECKED, LATE, SLOW = "unchecked", "late", "slow"
 
 def depends_on_who_waits(q: Question) -> bool:
     """Return whether nothing says where between short requests and many tokens/s to run."""
-    goal = q.goal
-    return bool(
-        not goal.times and goal.workload != BATCH and goal.objective in ("throughput", "cost") and q.requests.output_len > 1
-    )
+    waits = q.goal.workload != BATCH and q.requests.output_len > 1
+    return bool(waits and not q.goal.times and q.goal.objective in ("throughput", "cost"))
 
 
 def bearable_ttft_s(q: Question) -> float:
@@ -37,10 +35,7 @@ def latest_first_token_s(q: Question) -> float:
 
 
 def standing(q: Question, pools: Number, ttft_s: Number, latest_s: float) -> Array:
-    """Return what ranks plans first: 2 where their kind is checked (``pools``: 1 where they have two), 1 where TTFT is in time.
-
-    A requested margin holds for plans with two pools, too.
-    """
+    """Return what ranks plans first: 2 where their kind is checked (``pools``: 1 where they have two), 1 where TTFT is in time."""
     checked = (np.asarray(pools) == 0) | (margin(q, pools=True) < inf)
     return np.asarray(2 * checked + (np.asarray(ttft_s) <= latest_s))
 
@@ -60,8 +55,7 @@ def late_codes(q: Question, ttft_s: float, tpot_s: float) -> list[str]:
     """Return the codes of what interactive use does not bear at a request rate, where no limit is on a statistic of it."""
     limited = {name.split("_")[0] for name, _ in q.goal.slo}
     late = not limited & {"ttft", "e2e"} and ttft_s > bearable_ttft_s(q)
-    slow = not limited & {"tpot", "itl", "e2e"} and tpot_s > bearable_token_s(q)
-    return [LATE] * late + [SLOW] * slow
+    return [LATE] * late + [SLOW] * (not limited & {"tpot", "itl", "e2e"} and tpot_s > bearable_token_s(q))
 
 
 def waits_mostly(q: Question, ttft_s: float, tpot_s: float) -> bool:

@@ -9,8 +9,7 @@ from commtax.question import Question
 def margin(q: Question, pools: bool = False) -> float:
     """Return the share by which the best plan may exceed the recommended one: as requested, else within which the order is unknown.
 
-    In training nothing: its plans differ by flags of one program, so a simpler one is worth little, and a run of months pays for
-    each per cent. The best is recommended there, and the simpler one named with what it costs.
+    In training nothing: its plans differ by flags of one program, and a run of months pays for each per cent.
     """
     if q.goal.margin is not None:
         return q.goal.margin
@@ -18,10 +17,7 @@ def margin(q: Question, pools: bool = False) -> float:
 
 
 def ratio_error(q: Question, pools: bool = False) -> float:
-    """Return how far the ratio of two plans' predictions may be off: within it the order is not certain.
-
-    ``pools``: one of both has two pools and the other has one.
-    """
+    """Return how far the ratio of two plans' predictions may be off (``pools``: just one has two): the order is not certain."""
     inside = q.cluster.num_hosts == 1 and not q.requests.prefill_cluster
     level = table("judgement/margin.toml")
     errors = level["training" if q.trains else "ratio"]

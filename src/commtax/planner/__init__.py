@@ -1,11 +1,9 @@
-"""The best plans for a cluster: ``commtax.plan("llama-3.1-70b", "2x8xh100-sxm", tpot_s="30ms")``; and where a plan that
-somebody runs already stands beside them."""
+"""The best plans for a cluster: ``commtax.plan("llama-3.1-70b", "2x8xh100-sxm", tpot_s="30ms")``, and the place of another."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Unpack
 
 import numpy as np
@@ -23,7 +21,7 @@ from commtax.planner.serving_search import at_loads
 from commtax.planner.space import WIDE
 from commtax.planner.technique_sets import kept_settings, search_with_techniques, shared_gain, technique_sets_of, untried_gain
 from commtax.question import AUTO, CONFIDENCE, SEQUENCE_LEN, Question
-from commtax.records import dataclass, record_from
+from commtax.records import dataclass, record_from, replace
 from commtax.rules import values
 from commtax.spec import SIZES, Cluster, Model, Plan
 from commtax.statement import Note, Refusal
@@ -109,19 +107,16 @@ def best_serving(put: Question) -> ServingPlans:
         techniques = (*kept_settings(answer), *untried_gain(answer), *shared_gain(answer))
         (name, delivered, *others), lengths = explain(answer, first), _length_notes(answer)
         split = alone_words(replace(answer, places=()))  # the usual point has its own words
-        lines = (name, delivered, *split, *others, *techniques, *lengths, *roomier_words(answer))
-        return replace(answer, why=lines)
+        return replace(answer, why=(name, delivered, *split, *others, *techniques, *lengths, *roomier_words(answer)))
     return replace(answer, would_take=tuple(to_meet(answer) if len(answer.near) else to_fit(answer.question)))
 
 
 def _loads_of(answer: ServingPlans, rows: ServingColumns, i: int) -> ServingColumns:
     """Return the loads of one row's plan that keep the limits of an answer's question, best first."""
-    standing = serving_standing(
-        answer, columns.sizes_of(rows, i), int(rows.replicas[i]), answer.question.goal.dtypes[int(rows.dtype[i])], tuned=True
-    )
-    loads = standing.rows
-    assert isinstance(loads, ServingColumns)
-    return loads.take(slice(0 if standing.reason else None))
+    dtype = answer.question.goal.dtypes[int(rows.dtype[i])]
+    standing = serving_standing(answer, rows.sizes(i), int(rows.replicas[i]), dtype, tuned=True)
+    assert isinstance(standing.rows, ServingColumns)
+    return standing.rows.take(slice(0 if standing.reason else None))
 
 
 def _search(put: Question) -> ServingPlans:
@@ -175,14 +170,10 @@ def serving_standing(
     ``prompts`` are servers of their own for prompts (tp, dp and how many as replicas), which the copies decode for. All run
     as the question says; ``tuned``, with the exchange, the copies of experts and the techniques that serve them best.
     """
-    copies = replace(record_from(Plan, sizes), replicas=replicas)
-    name = describe_layout(copies)
-    if prompts:
-        name = describe_pools(answer.question.places, (prompts.replicas, prompts), (replicas, copies))
-    q, index = answer.question, _index(answer.question, dtype)
-    if q.requests.prefill_cluster and not prompts:
-        return _cannot(answer, name, f"has no separate prompt workers to run on {q.requests.prefill_cluster.key}")
-    if lack := _lack(q, int(copies.all_gpus), int(prompts.all_gpus) if prompts else 0):
+    q, copies = answer.question, replace(record_from(Plan, sizes), replicas=replicas)
+    pools = prompts and ((prompts.replicas, prompts), (replicas, copies))
+    name, index = describe_pools(q.places, *pools) if pools else describe_layout(copies), _index(q, dtype)
+    if lack := _lack(q, copies, prompts):
         return _cannot(answer, name, lack)
     priced, refused = list[ServingColumns](), ""
     for by, exchange in enumerate(answer.exchanges):
@@ -198,25 +189,29 @@ def serving_standing(
         return _cannot(answer, name, refused)
     every = ServingColumns.joined(priced)
     good, near = (rows.take(slice(1)) for rows in best_first(q, every))
-    way = answer.exchanges[int((good if len(good) else near).exchange[0])]
-    remark = _length_remark(replan(q, weights_dtype=q.goal.dtypes[index], **sizes, **way.changes), prompts)
-    if not len(good):
-        missed = f"exceeds the limit: {best_times(answer, every)}"
-        return StandingPlan(answer.gpu_words(near, 0), near, reason=missed, remark=remark)
-    theirs, values = (columns.order(q, rows) for rows in (answer.plans, good))
+    best, missed = (good, "") if len(good) else (near, f"exceeds the limit: {best_times(answer, every)}")
+    rank, gain = _rank_and_gain(answer, good) if len(good) else (0, 1.0)
+    remark = "; ".join(default_limits_notes(answer.servers(best, 0), q.requests.tokens))  # do they start with the model's length?
+    return StandingPlan(answer.gpu_words(best, 0), best, rank, gain, missed, remark)
+
+
+def _lack(q: Question, copies: Plan, prompts: Plan | None) -> str:
+    """Return what a plan lacks: separate workers for prompts, or GPUs on its cluster or on either of two."""
+    if q.requests.prefill_cluster and not prompts:
+        return f"has no separate prompt workers to run on {q.requests.prefill_cluster.key}"
+    decoding, prompting = int(copies.all_gpus), int(prompts.all_gpus) if prompts else 0
+    needed = zip((prompting, decoding) if len(q.places) > 1 else (decoding + prompting,), q.places, strict=True)
+    return next((f"needs {n} GPUs, but {place.key} has {place.num_gpus}" for n, place in needed if n > place.num_gpus), "")
+
+
+def _rank_and_gain(answer: ServingPlans, row: ServingColumns) -> tuple[int, float]:
+    """Return the rank that one plan would have among an answer's, and the winner's worth over its worth."""
+    q, (theirs, values) = answer.question, (columns.order(answer.question, rows) for rows in (answer.plans, row))
     better = (theirs[0] > values[0]) | ((theirs[0] == values[0]) & (theirs[1] > values[1]))
     if q.goal.objective == "gpus":  # as many GPUs are no tie
         better |= (theirs[0] == values[0]) & (theirs[1] == values[1]) & (theirs[2] > values[2] * (1 + 1e-8))
-    gain = float(columns.objective_value(q, answer.plans)[0] / columns.objective_value(q, good)[0]) if len(answer.plans) else 1.0
-    return StandingPlan(answer.gpu_words(good, 0), good, 1 + int(np.sum(better)), gain, remark=remark)
-
-
-def _length_remark(run: Question, prompts: Plan | None) -> str:
-    """Return whether servers of a kind would not start with the model's own length."""
-    servers = run.but(disaggregated=False)
-    if prompts:
-        servers = run.but(disaggregated=True, prefill_tp=int(prompts.tp), prefill_dp=int(prompts.dp))
-    return "; ".join(default_limits_notes(servers, run.requests.tokens))
+    gain = float(columns.objective_value(q, answer.plans)[0] / columns.objective_value(q, row)[0]) if len(answer.plans) else 1.0
+    return 1 + int(np.sum(better)), gain
 
 
 def _length_notes(answer: ServingPlans) -> list[Note]:
@@ -228,24 +223,14 @@ def _length_notes(answer: ServingPlans) -> list[Note]:
     return [words("own-length", notes=notes, longest=longest)] if notes else []
 
 
-def _lack(q: Question, gpus: int, prompting: int) -> str:
-    """Return the GPUs that a plan has too many, on its cluster or on either of two."""
-    needed = (prompting, gpus) if len(q.places) > 1 else (gpus + prompting,)
-    for several, place in zip(needed, q.places, strict=True):
-        if several > place.num_gpus:
-            return f"needs {several} GPUs, but {place.key} has {place.num_gpus}"
-    return ""
+def _index(q: Question, dtype: str) -> int:
+    """Return the index of a type among those that were searched, by default the checkpoint's, else the first."""
+    wanted = (dtype,) if dtype else ("", q.model.quant.dtype if q.model.quant else q.model.dtype)
+    return next((i for i, name in enumerate(q.goal.dtypes) if name in wanted), 0)
 
 
 def _cannot(answer: ServingPlans | TrainPlans, name: str, reason: str) -> StandingPlan:
     return StandingPlan(name, answer.plans.take(slice(0)), reason=reason)
-
-
-def _index(q: Question, dtype: str) -> int:
-    """Return the index of a type among those that were searched, by default the checkpoint's, else the first."""
-    stored = q.model.quant.dtype if q.model.quant else q.model.dtype
-    wanted = (dtype,) if dtype else ("", stored)
-    return next((i for i, name in enumerate(q.goal.dtypes) if name in wanted), 0)
 
 
 def training_standing(answer: TrainPlans, run: Question) -> StandingPlan:

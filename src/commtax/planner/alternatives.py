@@ -1,13 +1,9 @@
-"""What stands beside an answer: each of two clusters by itself, other types of weights, engine limits that make more room. And
-remedies where no plan is good: what would have to change, each tried before it is offered.
-
-Clusters that each serve whole requests, in one pool or in two of their own, can share the requests between them: pools that span
-both have to beat the sum of both.
-"""
+"""What stands beside an answer: each of two clusters by itself (pools that span both have to beat the sum of both), other types of
+weights, engine limits that make more room; and remedies where no plan is good, each tried before it is offered."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from contextlib import suppress
 
 import numpy as np
 
@@ -17,10 +13,11 @@ from commtax.judgement.engine_limits import Changes, memory_binds
 from commtax.judgement.leading import UNCHECKED
 from commtax.judgement.margins import is_close
 from commtax.planner import serving_search
-from commtax.planner.columns import NO_SERVING, USUAL, ServingColumns, ServingPlans, ground, objective_value, power, request_s
+from commtax.planner.columns import USUAL, ServingColumns, ServingPlans, ground, objective_value, power, request_s
 from commtax.planner.money import counted_tokens_per_s, paid, per_million
 from commtax.planner.reasons import TITLES, against_codes, against_note, distance_words, missed_times, more_words
 from commtax.question import EVEN, Question
+from commtax.records import replace
 from commtax.spec import DTYPE_BYTES, Cluster
 from commtax.statement import Note, Refusal
 from commtax.units import format_money, format_seconds, plural, round_up_seconds
@@ -31,6 +28,7 @@ from commtax.verbs.settling import describe_layout, replan
 from commtax.words import words
 
 Placed = tuple[ServingPlans, ServingColumns, int]  # a row of some plans of an answer
+SUMMED = ("throughput", "cost")  # objectives by which what counts of two clusters is what both give
 
 
 def questions_alone(put: Question) -> Iterator[Question]:
@@ -44,31 +42,27 @@ def questions_alone(put: Question) -> Iterator[Question]:
 
 
 def alone_words(answer: ServingPlans) -> Iterator[str]:
-    """Yield whether to split: what each cluster delivers alone, and both, beside the plan recommended on the two, at the usual
-    point if there are points. Yield too what two pools on each should deliver, where such predictions are unchecked."""
+    """Yield whether to split: what each cluster and both deliver alone beside two pools, and what unchecked pools on each would."""
     if not answer.alone:
         return
     usual = bool(answer.places)
     good = [(one, *(one.answered if usual else (one.plans, one.recommended))) for one in answer.alone if len(one.plans)]
     lost = [f"{one.question.cluster.key} has no plan within the limits" for one in answer.alone if not len(one.plans)]
     one_pool = ", in one pool" * all(rows.mode[i] == 0 for _, rows, i in good)
-    judged = _judged(answer, good) if good else ""
-    yield f"{judged}each cluster by itself{one_pool}: {'; '.join([*(_one_alone(*placed) for placed in good), *lost])}"
+    alone = "; ".join([*(_one_alone(*placed) for placed in good), *lost])
+    yield f"{_judged(answer, good) if good else ''}each cluster by itself{one_pool}: {alone}"
     split = [(one, rows, _unchecked_place(one, rows, i)) for one, rows, i in good]
     if any(rows.mode[i] > listed.mode[j] for (_, rows, i), (_, listed, j) in zip(split, good, strict=True)):
-        plans = f"{'; '.join(_one_alone(*placed) for placed in split)}" + f": {_sum_words(answer, split)}" * _is_summed(answer)
+        together = f": {_sum_words(answer, split)}" * (answer.question.goal.objective in SUMMED)
+        plans = "; ".join(_one_alone(*placed) for placed in split) + together
         yield words("alone-in-pools", plans=plans, against=against_note(UNCHECKED))
 
 
 def usual_limits(answers: Sequence[ServingPlans]) -> dict[str, float]:
     """Return limits that the usual points of all answers keep with the required confidence, so that each has a plan within them."""
-    return {
-        name: max(
-            round_up_seconds(float(a.estimate(a.usual.plans, a.usual.recommended, name).sure(a.question.goal.confidence)))
-            for a in answers
-        )
-        for name in TITLES
-    }
+    usual = [(a, a.usual.plans, a.usual.recommended, a.question.goal.confidence) for a in answers]
+    sure = {name: [float(a.estimate(rows, i, name).sure(confidence)) for a, rows, i, confidence in usual] for name in TITLES}
+    return {name: max(map(round_up_seconds, seconds)) for name, seconds in sure.items()}
 
 
 def _unchecked_place(one: ServingPlans, rows: ServingColumns, chosen: int) -> int:
@@ -82,7 +76,7 @@ def _one_alone(one: ServingPlans, rows: ServingColumns, i: int) -> str:
     q = one.question
     times = f", TTFT {format_seconds(rows.ttft_s[i])}, TPOT {format_seconds(rows.tpot_s[i])}" if not q.goal.times else ""
     request = f"requests of {format_seconds(request_s(q, rows)[i])}, " if q.goal.objective == "latency" else ""
-    usd = f" ({_usd(one.usd_per_million_tokens(rows)[i])})" if q.goal.usd_per_gpu_hour else ""
+    usd = f" ({format_money(one.usd_per_million_tokens(rows)[i])} per million)" if q.goal.usd_per_gpu_hour else ""
     return f"{q.cluster.key} {request}{rows.tokens_per_s[i]:,.0f} tokens/s{usd} with {one.workers(rows, i)}{times}"
 
 
@@ -93,10 +87,9 @@ def _sums(good: Sequence[Placed]) -> tuple[float, int, float]:
 
 
 def _judged(answer: ServingPlans, good: Sequence[Placed]) -> str:
-    """Judge whether two pools beat both clusters alone, on as many GPUs or else per dollar, and state by how much in both measures
-    (per GPU where no price is known)."""
+    """Judge whether two pools beat both clusters alone, on as many GPUs or else per dollar (or GPU), and by how much in both."""
     goal, (rows, first), (rate, gpus, spent) = answer.question.goal, answer.answered, _sums(good)
-    if not _is_summed(answer):
+    if goal.objective not in SUMMED:
         alone = max(float(objective_value(one.question, each)[i]) for one, each, i in good)
         return f"{_split_verdict(answer, alone / float(objective_value(answer.question, rows)[first]))}; "
     pools = (goal.usd_per_gpu_hour or 1.0) * float(paid(goal, rows.gpus[first], rows.prefill_gpus[first]))
@@ -119,11 +112,6 @@ def _judged(answer: ServingPlans, good: Sequence[Placed]) -> str:
     return f"{_split_verdict(answer, ratio)}{who}: {sums}; "
 
 
-def _is_summed(answer: ServingPlans) -> bool:
-    """Return whether what counts of two clusters is what both give."""
-    return answer.question.goal.objective in ("throughput", "cost")
-
-
 def _split_verdict(answer: ServingPlans, ratio: float) -> str:
     """Say whether to split prompts from decoding, by the objective without a split over that with two pools."""
     counted = answer.question.goal.objective == "gpus" and ratio != 1
@@ -134,12 +122,9 @@ def _split_verdict(answer: ServingPlans, ratio: float) -> str:
 
 def _sum_words(answer: ServingPlans, good: Sequence[Placed]) -> str:
     (rate, gpus, spent), q = _sums(good), answer.question
-    usd = f" ({_usd(float(per_million(spent, counted_tokens_per_s(q, rate))))})" if q.goal.usd_per_gpu_hour else ""
+    price = format_money(float(per_million(spent, counted_tokens_per_s(q, rate)))) if q.goal.usd_per_gpu_hour else ""
+    usd = f" ({price} per million)" if price else ""
     return f"{rate:,.0f} tokens/s{usd}{' together' * (len(good) > 1)} on {plural(gpus, 'GPU')}"
-
-
-def _usd(per_million_tokens: float) -> str:
-    return f"{format_money(per_million_tokens)} per million"
 
 
 def best_of_types(answer: ServingPlans) -> Iterator[str]:
@@ -163,26 +148,23 @@ def best_of_types(answer: ServingPlans) -> Iterator[str]:
         yield f"weights in {' and '.join(smaller)} change the model's answers: accuracy is not predicted"
 
 
-Loads = Callable[[ServingPlans, ServingColumns, int], ServingColumns]
-"""The good loads of one row's plan as an answer's question has it, best first."""
-
-
-def answer_with_room(answer: ServingPlans, loads: Loads, search: Callable[[Question], ServingPlans]) -> ServingPlans | None:
-    """Return the answer with the engine limits that gain most, or None where memory does not bind or no limit gains enough.
-
-    Limits are sought for the recommended plan alone; what they bring is what the whole search answers with them.
-    """
+def answer_with_room(
+    answer: ServingPlans,
+    loads: Callable[[ServingPlans, ServingColumns, int], ServingColumns],  # the good ones of a row's plan, best first
+    search: Callable[[Question], ServingPlans],
+) -> ServingPlans | None:
+    """Return what a whole search answers with the engine limits that gain most on the recommended plan, if any gains enough."""
     rows, first, q = answer.plans, answer.recommended, answer.question
     if rows.mode[first] or not memory_binds(float(rows.kv_headroom[first])):
         return None
 
     def worth(changes: Changes) -> float:
-        points = loads(replace(answer, question=q.but(**changes)), rows, first) if changes else rows.take(slice(first, first + 1))
+        points = loads(replace(answer, question=q.but(**changes)), rows, first) if changes else rows.row(first)
         return float(max(objective_value(q, points), default=0.0))
 
     changes = limits_worth_changing(recommended_fit(answer), worth)
-    roomier = search(q.but(**changes)) if changes else replace(answer, plans=NO_SERVING)
-    return roomier if len(roomier.plans) else None
+    roomier = search(q.but(**changes)) if changes else None
+    return roomier if roomier and len(roomier.plans) else None
 
 
 def recommended_fit(answer: ServingPlans) -> Fit:
@@ -238,26 +220,21 @@ def _fit(q: Question, dtype: str) -> Fit:
 
 def larger_clusters(here: Cluster) -> Iterator[Cluster]:
     """Yield clusters of more of the same chips: a whole host, then hosts by doubling."""
-    hosts, each = here.num_hosts, catalog.whole_host(here)
-    hosts = hosts * 2 if each == here.gpus_per_host else hosts
+    each = catalog.whole_host(here)
+    hosts = here.num_hosts * (2 if each == here.gpus_per_host else 1)
     while hosts <= MOST_HOSTS:
         yield catalog.with_hosts(here, hosts, each)
         hosts *= 2
 
 
-def _smaller_types(q: Question) -> list[str]:
-    """Return the types with fewer bytes per weight than any that was tried, in which some plan is legal."""
+def _smaller_types(q: Question) -> Iterator[str]:
+    """Yield the types with fewer bytes per weight than any that was tried, in which some plan is legal."""
     stored = q.model.quant.dtype if q.model.quant else q.model.dtype
     least = min(DTYPE_BYTES.get(name or stored, 2.0) for name in q.goal.dtypes)
-    return [name for name in SMALLER if DTYPE_BYTES[name] < least and _has_legal_plan(q.but(weights_dtype=name))]
-
-
-def _has_legal_plan(q: Question) -> bool:
-    """Return whether the model may be run in its type: the tiles of some divide by no number of ranks."""
-    try:
-        return bool(ground(q))
-    except Refusal:
-        return False
+    for name in (name for name in SMALLER if DTYPE_BYTES[name] < least):
+        with suppress(Refusal):  # the tiles of some types divide by no number of ranks
+            ground(q.but(weights_dtype=name))
+            yield name
 
 
 def to_meet(answer: ServingPlans) -> Iterator[Note]:

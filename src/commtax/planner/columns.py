@@ -1,7 +1,7 @@
 """Plans as columns, one row a plan or a plan and a load; what a search answers with them, and what each row is and costs."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -15,7 +15,7 @@ from commtax.judgement.leading import latest_first_token_s, standing
 from commtax.planner.exchanges import ExpertExchange, dropped, exchanges, without
 from commtax.planner.money import counted_tokens_per_s, paid, per_million
 from commtax.question import Question
-from commtax.records import dataclass, record_from
+from commtax.records import dataclass, record_from, replace
 from commtax.rules.drafts import drafted_load
 from commtax.spec import SERVING_AXES, SIZES, Number, Plan
 from commtax.units import plural
@@ -29,8 +29,6 @@ from commtax.verbs.settling import describe_layout, replan, settle
 
 @dataclass(frozen=True, slots=True)
 class ColumnTable:
-    """Columns of equal length."""
-
     def __len__(self) -> int:
         return len(getattr(self, self.names()[0]))
 
@@ -38,9 +36,15 @@ class ColumnTable:
         """Return some of the rows, by index or by a mask."""
         return type(self)(*(np.asarray(getattr(self, name)[where]) for name in self.names()))
 
+    def row(self, i: int) -> Self:
+        return self.take(slice(i, i + 1))
+
+    def sizes(self, i: int, axes: Sequence[str] = SERVING_AXES) -> dict[str, int]:
+        """Return the sizes of a copy of row ``i``."""
+        return {axis: int(getattr(self, axis)[i]) for axis in axes}
+
     @classmethod
     def names(cls) -> list[str]:
-        """Return the columns' names."""
         return [f.name for f in fields(cls)]
 
     @classmethod
@@ -95,8 +99,7 @@ class ServingColumns(ColumnTable):
 
     def plan_of(self, i: int, redundant_experts: int = 0) -> Plan:
         """Return the plan of row ``i`` with all its copies, those that decode where prompts have separate workers."""
-        plan = record_from(Plan, sizes_of(self, i))
-        return replace(plan, replicas=int(self.replicas[i]), redundant_experts=redundant_experts)
+        return replace(record_from(Plan, self.sizes(i)), replicas=int(self.replicas[i]), redundant_experts=redundant_experts)
 
     def prompter(self, i: int) -> Plan:
         """Return the workers of row ``i`` that compute prompts."""
@@ -105,7 +108,6 @@ class ServingColumns(ColumnTable):
 
     @property
     def prefill_gpus(self) -> Array:
-        """GPUs of the workers for prompts alone."""
         return np.asarray(self.prefill_tp * self.prefill_dp * self.prefill_replicas)
 
     @property
@@ -118,14 +120,11 @@ class ServingColumns(ColumnTable):
 
 
 SIZED = (*SIZES, "micro_batch")  # columns that a trained plan has before it is priced
-DEGREES = {"TP": "tp", "PP": "pp", "CP": "cp", "EP": "ep", "microbatch": "micro_batch"}
-"""Columns of degrees that families of training plans share, by their titles."""
+DEGREES = {"TP": "tp", "PP": "pp", "CP": "cp", "EP": "ep", "microbatch": "micro_batch"}  # of families of training plans
 
 
 @dataclass(frozen=True, slots=True)
 class TrainColumns(ColumnTable):
-    """One row a plan."""
-
     kind: Array  # index in ``kinds``
     tp: Array
     pp: Array
@@ -144,7 +143,7 @@ class TrainColumns(ColumnTable):
         return np.asarray(self.tp * self.cp * self.pp * self.dp)
 
     def plan_of(self, i: int) -> Plan:
-        return record_from(Plan, {axis: int(getattr(self, axis)[i]) for axis in SIZES})
+        return record_from(Plan, self.sizes(i, SIZES))
 
 
 NO_SERVING, NO_TRAINING = ServingColumns.joined([]), TrainColumns.joined([])
@@ -152,8 +151,6 @@ NO_SERVING, NO_TRAINING = ServingColumns.joined([]), TrainColumns.joined([])
 
 @dataclass(frozen=True, slots=True)
 class SearchAnswer(Answer):
-    """What a search answers with."""
-
     question: Question
     candidates: int = 0
     rejected: tuple[Rejected, ...] = ()
@@ -170,7 +167,6 @@ class SearchAnswer(Answer):
         return self.layout(rows, i) + (f" ({there - used:,} of {there:,} GPUs idle)" if used < there else "")
 
     def layout(self, rows: Any, i: int) -> str:
-        """Row ``i`` in the words that every plan is told in."""
         return describe_layout(rows.plan_of(i))
 
 
@@ -209,7 +205,6 @@ class ServingPlans(SearchAnswer):
 
     @property
     def usual(self) -> OperatingPoint:
-        """The point to start from where users wait."""
         return next(point for point in self.places if point.name == USUAL)
 
     @property
@@ -224,17 +219,13 @@ class ServingPlans(SearchAnswer):
     def exchange_of(self, rows: ServingColumns, i: int) -> ExpertExchange:
         """Return how row ``i`` is run, without techniques that have nothing to do in it: a set is tried on plans of all kinds."""
         exchange = self.exchanges[int(rows.exchange[i])]
-        if not exchange.techniques:
-            return exchange
-        workers = self.workers_of(rows, i)
-        on = (word for word in exchange.techniques.split(",") if any(has_changes(q, changes_of(word)) for q in workers))
-        return replace(exchange, techniques=",".join(on))
+        words, workers = exchange.techniques.split(","), self.workers_of(rows, i) if exchange.techniques else ()
+        return replace(exchange, techniques=",".join(w for w in words if any(has_changes(q, changes_of(w)) for q in workers)))
 
     def layout(self, rows: ServingColumns, i: int) -> str:
         exchange = self.exchange_of(rows, i)
         decode = replace(rows.plan_of(i, redundant_experts=exchange.redundant), dcp=exchange.dcp)
-        named = self.turned_on(rows, i)
-        on = f", with {', '.join(named)}" * bool(named) + without(self.dropped(rows, i))
+        on = f", with {exchange.techniques.replace(',', ', ')}" * bool(exchange.techniques) + without(self.dropped(rows, i))
         if not rows.mode[i]:
             return describe_layout(decode, exchange.title) + on
         ahead = replace(rows.prompter(i), redundant_experts=exchange.redundant)
@@ -243,11 +234,12 @@ class ServingPlans(SearchAnswer):
 
     def put(self, rows: ServingColumns, i: int) -> Question:
         """Row ``i`` as a question about one copy."""
-        kinds = self.exchanges[int(rows.exchange[i])].changes | {"weights_dtype": self.question.goal.dtypes[int(rows.dtype[i])]}
-        return replan(self.question, **sizes_of(rows, i), **kinds)
+        return replan(self.question, **rows.sizes(i), **self._kinds(int(rows.dtype[i]), int(rows.exchange[i])))
+
+    def _kinds(self, dtype: int, exchange: int) -> dict[str, object]:
+        return self.exchanges[exchange].changes | {"weights_dtype": self.question.goal.dtypes[dtype]}
 
     def dropped(self, rows: ServingColumns, i: int) -> tuple[str, ...]:
-        """Return the requested techniques that row ``i`` cannot have."""
         return dropped(self.question, self.workers_of(rows, i))
 
     def turned_on(self, rows: ServingColumns, i: int) -> tuple[str, ...]:
@@ -298,7 +290,6 @@ class ServingPlans(SearchAnswer):
         return [by_row[i] for i in range(len(rows))]
 
     def estimate(self, rows: ServingColumns, i: int, name: str) -> Estimate:
-        """Return a time of row ``i`` with its range."""
         return Estimate(float(getattr(rows, name)[i]), *self.range_of(rows, i, name))
 
     def kept(self, rows: ServingColumns, i: int) -> float:
@@ -306,17 +297,16 @@ class ServingPlans(SearchAnswer):
         return min([1.0, *(self.estimate(rows, i, name).kept(limit) for name, limit in self.question.goal.times)])
 
     def usd_per_million_tokens(self, rows: ServingColumns) -> Array:
-        q = self.question
-        gpus = paid(q.goal, rows.gpus, rows.prefill_gpus)
-        return np.asarray(per_million(q.goal.usd_per_gpu_hour * gpus, counted_tokens_per_s(q, rows.tokens_per_s)))
+        goal, rate = self.question.goal, counted_tokens_per_s(self.question, rows.tokens_per_s)
+        return np.asarray(per_million(goal.usd_per_gpu_hour * paid(goal, rows.gpus, rows.prefill_gpus), rate))
 
     def step_of(self, rows: ServingColumns, i: int) -> StepBill:
         """Return the decode step that row ``i`` runs in the middle of its requests' lives."""
-        batch = int(self.decoding(rows.take(slice(i, i + 1)))[0])
+        batch = int(self.decoding(rows.row(i))[0])
         return price(settle(self.put(rows, i).but(batch=batch, context=self._middle)))
 
     def comm_fractions(self, rows: ServingColumns) -> Array:
-        """Return the share of each row's decode step that is exposed communication. Rows of a kind are priced together."""
+        """Return the share of each row's decode step that is exposed communication."""
         shares = np.zeros(len(rows))
         for ep in unique_values(rows.ep).tolist():
             for alike, put in self._priced_together(rows, np.flatnonzero(rows.ep == ep)):
@@ -329,13 +319,11 @@ class ServingPlans(SearchAnswer):
         for index, by in unique_values(np.stack([rows.dtype, rows.exchange])[:, some], axis=1).T.astype(int).tolist():
             alike = some[(rows.dtype[some] == index) & (rows.exchange[some] == by)]
             sizes = {axis: getattr(rows, axis)[alike].astype(int) for axis in SERVING_AXES}
-            changes = self.exchanges[by].changes | {"weights_dtype": self.question.goal.dtypes[index]}
-            yield alike, replan(self.question, **sizes, **changes)
+            yield alike, replan(self.question, **sizes, **self._kinds(index, by))
 
     @property
     def _middle(self) -> int:
-        wanted = self.question.requests
-        return int(wanted.input_len + max(0, wanted.output_len // 2 - 1))
+        return int(self.question.requests.input_len + max(0, self.question.requests.output_len // 2 - 1))
 
     def decoding(self, rows: ServingColumns) -> Array:
         """Return the requests in each decode step: all that run, less those that still wait for their first token."""
@@ -360,17 +348,13 @@ class TrainPlans(SearchAnswer):
 
     def splits(self) -> Array:
         """Index of the fastest plan of each split of the GPUs, fastest first."""
-        p = self.plans
-        return np.sort(np.unique(np.stack([getattr(p, axis) for axis in SIZES]), axis=1, return_index=True)[1])
+        return np.sort(np.unique(np.stack([getattr(self.plans, axis) for axis in SIZES]), axis=1, return_index=True)[1])
 
     def step_of(self, rows: TrainColumns, i: int) -> StepBill:
-        """Return the priced step of row ``i``, line by line."""
-        sizes = {axis: int(getattr(rows, axis)[i]) for axis in SIZES}
-        batch, micro = self.question.goal.global_batch // int(rows.dp[i]), int(rows.micro_batch[i])
-        return price(settle(self.kinds[int(rows.kind[i])].but(batch=batch, micro_batch=micro, **sizes)))
+        batch = self.question.goal.global_batch // int(rows.dp[i])
+        return price(settle(self.kinds[int(rows.kind[i])].but(batch=batch, **rows.sizes(i, SIZED))))
 
     def tokens_per_s(self, rows: TrainColumns, i: int) -> float:
-        """Return the training throughput of row ``i``."""
         return self.question.goal.global_batch * float(self.question.context) / float(rows.step_s[i])
 
     def kind_words(self, rows: TrainColumns, i: int) -> str:
@@ -378,7 +362,6 @@ class TrainPlans(SearchAnswer):
         return describe_kind(replace(self.kinds[int(rows.kind[i])].plan, tp=int(rows.tp[i])))
 
     def whole_words(self, rows: TrainColumns, i: int) -> str:
-        """Return all of row ``i``."""
         return f"{self.gpu_words(rows, i)}, microbatch {int(rows.micro_batch[i])}, {self.kind_words(rows, i)}"
 
 
@@ -406,8 +389,7 @@ def request_s(q: Question, c: ServingColumns) -> Array:
 
 def power(q: Question, c: ServingColumns) -> Array:
     """Return tokens/s over the seconds of a request (Kleinrock's power), per GPU where the objective is cost."""
-    rate = paid_rate(q, c) if q.goal.objective == "cost" else c.tokens_per_s
-    return np.asarray(rate / request_s(q, c))
+    return np.asarray((paid_rate(q, c) if q.goal.objective == "cost" else c.tokens_per_s) / request_s(q, c))
 
 
 def objective_value(q: Question, c: ServingColumns) -> Array:
@@ -428,11 +410,6 @@ def order(q: Question, c: ServingColumns) -> list[Array]:
 def standing_of(q: Question, c: ServingColumns) -> Array:
     """Return what stands for each plan of a ranking."""
     return standing(q, c.mode, c.ttft_s, latest_first_token_s(q))
-
-
-def sizes_of(rows: ColumnTable, i: int) -> dict[str, int]:
-    """Return the sizes of a copy of row ``i``."""
-    return {axis: int(getattr(rows, axis)[i]) for axis in SERVING_AXES}
 
 
 def mean_cached_tokens(q: Question) -> float:

@@ -1,10 +1,5 @@
-"""Who does many small tasks: this process, one process a core, or a Dask cluster (``on="tcp://host:8786"``).
-
-Dask, not Ray: its workers are plain Python processes that a user starts with one command and that run wherever Python does, ARM
-included; the client is a small wheel without native code; and a task of a worker that died is given to another one without our
-help, which is all that independent tasks need. Tasks are pure functions of what is sent with them, so that who does them, how
-often, and in which order changes no answer.
-"""
+"""Who does many small tasks: this process, one process a core, or a Dask cluster (``on="tcp://host:8786"``). Tasks are pure
+functions of what is sent with them: who does them, how often, and in which order changes no answer."""
 
 from __future__ import annotations
 
@@ -13,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from commtax.statement import Refusal
@@ -37,8 +32,6 @@ class Crew(Protocol):
 
 
 class SingleProcess:
-    """This process, one task after the other."""
-
     count = 1
 
     def each(self, work: Callable[[Item], Made], tasks: Sequence[Item]) -> Iterator[tuple[int, Made]]:
@@ -47,8 +40,6 @@ class SingleProcess:
 
 
 class Processes:
-    """Several processes of this machine, started when there is something to share out."""
-
     def __init__(self, count: int) -> None:
         self.count = count
         self.pool: ProcessPoolExecutor | None = None
@@ -97,16 +88,11 @@ def crew(on: str = "", processes: int = 0) -> Iterator[Crew]:
     if on:
         with _client(on) as client:
             yield Dask(client)
-        return
-    count = processes or cores()
-    if count == 1:
+    elif (count := processes or cores()) == 1:
         yield SingleProcess()
-        return
-    several = Processes(count)
-    try:
-        yield several
-    finally:
-        several.close()
+    else:
+        with closing(Processes(count)) as several:
+            yield several
 
 
 def cores() -> int:

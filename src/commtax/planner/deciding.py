@@ -1,15 +1,10 @@
-"""Would a measurement change which plan to run? Plans beside each other in worlds that what is known allows.
+"""Would a measurement change which plan to run? Plans beside each other in worlds drawn from the distribution of their latencies.
 
-Plans share constants: where kernels are slower than they were priced, they are so for all plans. So worlds are drawn from the joint
-distribution of all plans' latencies. In each, a plan runs at the load that is best for it and keeps the limits there (loads are
-easily changed, layouts are not). The recommended plan is right where no other is better by more than the planner's margin.
-
-A run is worth what it saves in the mean: after it, the plan that looks best then is taken. A fixed seed makes all this repeatable.
-"""
+In each world a plan runs at its best load within the limits, and the recommended one is right where no other is better by more than
+the margin. A run is worth what it saves in the mean: after it, the plan that looks best then is taken."""
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
-from typing import Self
 
 import numpy as np
 
@@ -47,27 +42,17 @@ class WeighedPlan:
     latencies: tuple[RunLesson, ...]  # TPOT and TTFT of each load, on one copy
 
 
-@dataclass(frozen=True, slots=True)
 class Weighing:
     """Plans beside each other: all of their loads in rows, a plan's one after the other, so that worlds are weighed in one go."""
 
-    goal: Question
-    clients: Array
-    gpus: Array
-    bounds: tuple[int, ...]  # where each plan's loads begin, and the last one's end
-
-    @classmethod
-    def of(cls, goal: Question, plans: Sequence[WeighedPlan]) -> Self:
+    def __init__(self, goal: Question, plans: Sequence[WeighedPlan]) -> None:
         counts = [len(plan.loads) for plan in plans]
-        clients = np.concatenate([plan.loads for plan in plans])
-        gpus = np.repeat([plan.gpus for plan in plans], counts)
-        return cls(goal, clients[:, None], gpus[:, None], tuple(accumulate(counts, initial=0)))
+        self.goal, self.clients = goal, np.concatenate([plan.loads for plan in plans])[:, None]
+        self.gpus = np.repeat([plan.gpus for plan in plans], counts)[:, None]
+        self.bounds = tuple(accumulate(counts, initial=0))  # where each plan's loads begin, and the last one's end
 
     def worth(self, seconds: Array) -> Array:
-        """Return the objective of each plan (rows) in each world (columns) at its best load, or 0 where no load keeps the limits.
-
-        ``seconds`` are TPOT and TTFT of every load.
-        """
+        """Return each plan's (row) objective in each world (column) at its best load by TPOT and TTFT of each, 0 beyond limits."""
         wanted, (tpot_s, ttft_s) = self.goal.goal, (seconds[i :: len(METRICS)] for i in range(len(METRICS)))
         kept = (tpot_s <= wanted.tpot_s) & (ttft_s <= wanted.ttft_s)
         request_s = ttft_s + (self.goal.requests.output_len - 1) * tpot_s
@@ -119,7 +104,7 @@ def settle_decision(answer: ServingPlans, wanted: int) -> Settlement:
     within, draw = margin(goal), np.random.default_rng(SEED)
     normals = draw.standard_normal((COUNT.worlds, len(latencies)))
     outcomes = draw.standard_normal((COUNT.outcomes, len(METRICS)))
-    weighing = Weighing.of(goal, plans)
+    weighing = Weighing(goal, plans)
     values = weighing.worth(_worlds(foresight, normals))
     right, loss = _judged(values, 0, within)
     best = np.argmax(values, axis=0)
@@ -150,16 +135,19 @@ def _runs(
             return
         (right, left, taken), (p, i) = outcomes[best], best
         open_.discard(best)
-        yield _settling_run(plans[p], i, right, left)
+        at, engine = plans[p].latencies[each * i], plans[p].question.engine
+        able = {one.key: one.emitted_as for one in programs() if one.benchmark}
+        tool = next((able[key] for key in (engine.key, engine.launched_as) if key in able), "")
+        command = benchmark_command(plans[p].question.but(concurrency=int(at.clients)), tool) if tool else ""
+        load = int(at.clients), int(at.input_len), int(at.output_len)
+        yield SettlingRun(plans[p].name, *load, right, left, _seconds(plans[p], i), command)
 
 
 def _after(weighing: Weighing, foresight: Foresight, draws: tuple[Array, Array], shows: list[int]) -> tuple[float, float]:
     """Return how likely the right plan is taken once these latencies are measured, and the loss then, over all outcomes."""
-    normals, outcomes = draws
-    after, moves = foresight.shown(shows), foresight.learnable(shows)
-    shown = (
-        outcomes if len(shows) == outcomes.shape[1] else np.random.default_rng(SEED).standard_normal((len(outcomes), len(shows)))
-    )
+    (normals, shown), after, moves = draws, foresight.shown(shows), foresight.learnable(shows)
+    if len(shows) != shown.shape[1]:
+        shown = np.random.default_rng(SEED).standard_normal((len(shown), len(shows)))
     worlds, judged, within = _worlds(after, normals), [], margin(weighing.goal)
     for one in shown:
         values = weighing.worth(worlds * np.exp(moves @ one)[:, None])
@@ -183,30 +171,18 @@ def _judged(values: Array, chosen: int, within: float) -> tuple[float, float]:
 
 def _weighed(answer: ServingPlans, rows: ServingColumns, i: int) -> WeighedPlan:
     """Row ``i`` at its own load and at others around it."""
-    copies, listed, put = int(rows.replicas[i]), int(rows.concurrency[i]), answer.put(rows, i)
-    shared = not int(rows.mode[i])
-    unit = copies if shared else 1
-    loads = sorted({max(1, round(listed * share / unit)) * unit for share in LOADS})
-    if shared:
+    listed, put = int(rows.concurrency[i]), answer.put(rows, i)
+    copies = 1 if rows.mode[i] else int(rows.replicas[i])
+    loads = sorted({max(1, round(listed * share / copies)) * copies for share in LOADS})
+    if not rows.mode[i]:
         priced = [price_closed_loop(settle(put.but(concurrency=np.array(loads) // copies, disaggregated=False)))]
     else:
         priced = [answer.simulation(rows, i, clients) for clients in loads]
     latencies = tuple(lesson for one in priced for lesson in imagined(one))
     gpus = float(np.asarray(paid(answer.question.goal, rows.gpus, rows.prefill_gpus))[i])
-    return WeighedPlan(answer.layout(rows, i), priced[0].question, unit, gpus, tuple(loads), latencies)
+    return WeighedPlan(answer.layout(rows, i), priced[0].question, copies, gpus, tuple(loads), latencies)
 
 
 def _seconds(plan: WeighedPlan, i: int) -> float:
     tpot, ttft = (x.measured_s for x in plan.latencies[len(METRICS) * i : len(METRICS) * (i + 1)])
     return REQUESTS_PER_CLIENT * (ttft + (plan.latencies[0].output_len - 1) * tpot)
-
-
-def _settling_run(plan: WeighedPlan, i: int, right: float, loss: float) -> SettlingRun:
-    at = plan.latencies[len(METRICS) * i]
-    able = {one.key: one.emitted_as for one in programs() if one.benchmark}
-    engine = plan.question.engine
-    tool = next((able[key] for key in (engine.key, engine.launched_as) if key in able), "")
-    put = plan.question.but(concurrency=int(at.clients))
-    command = benchmark_command(put, tool) if tool else ""
-    load = int(at.clients), int(at.input_len), int(at.output_len)
-    return SettlingRun(plan.name, *load, right, loss, _seconds(plan, i), command)

@@ -2,12 +2,11 @@
 caches are split, and techniques; and which requested techniques a plan cannot have."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from commtax.catalog.techniques import changes_of, techniques_on
 from commtax.cost.traffic import BACKENDS, backend_called
 from commtax.question import Question
-from commtax.records import dataclass
+from commtax.records import dataclass, replace
 from commtax.spec import NO_TECHNIQUES
 from commtax.statement import Refusal, rule_of
 from commtax.verbs.settling import settle
@@ -62,23 +61,18 @@ def requested_way(q: Question, apart: bool) -> int:
 
 def _plain_exchanges(q: Question) -> tuple[ExpertExchange, ...]:
     """Return the requested or the engine's own exchange, and where none is requested those for experts on many ranks, without
-    redundant experts and with an eighth, as published deployments have (32 of DeepSeek-V3's 256).
-
-    Kernels of low latency are for steps without prompts: of servers that only decode, or where an engine changes by step.
-    """
+    redundant experts and with an eighth, as published deployments have (32 of DeepSeek-V3's 256)."""
     requested, model = ExpertExchange(q.what_if.ep_backend, q.plan.redundant_experts), q.model.experts
-    most = int(q.plan.dcp)
-    split = tuple(replace(requested, dcp=2**i, apart=False) for i in range(1, most.bit_length()))
+    split = tuple(replace(requested, dcp=2**i, apart=False) for i in range(1, int(q.plan.dcp).bit_length()))
     if model is None or requested.backend:
         return (requested, *split)
-    usual = dict.fromkeys([0, model.num_experts // 8 if model.num_experts % 8 == 0 else 0])
-    copies = [requested.redundant] if requested.redundant else list(usual)
+    eighth = [model.num_experts // 8] if model.num_experts % 8 == 0 else []
+    copies = [requested.redundant] if requested.redundant else [0, *eighth]
     wide, place = list[ExpertExchange](), q.cluster
-    made_for_many = [name for name, one in BACKENDS.items() if {place.chip.vendor, place.chip.family} & {*one.searched_on}]
-    for backend in made_for_many:
+    for backend in (name for name, one in BACKENDS.items() if {place.chip.vendor, place.chip.family} & {*one.searched_on}):
         if backend not in q.engine.sends.ep_backends or (place.intra.kind != "nvlink" and backend_called(backend).one_domain):
             continue
-        prompts = backend_called(backend).bulk
+        prompts = backend_called(backend).bulk  # kernels of low latency are for steps without prompts
         both = q.engine.sends.exchange_by_step or not prompts
         wide += [ExpertExchange(backend, n, wide=True, shared=both) for n in copies]
         # Prompts of servers that also decode go in bulk, where the backend has kernels for that.
@@ -98,7 +92,6 @@ def dropped(put: Question, workers: Iterable[Question]) -> tuple[str, ...]:
 
 
 def without(names: tuple[str, ...]) -> str:
-    """Return the same behind a plan's name."""
     return f", without {', '.join(names)}" if names else ""
 
 

@@ -1,11 +1,7 @@
-"""The search for the best fleets on one cluster, and what makes one better than another.
-
-Layouts are tried in rounds of equal size whoever does them, those first that the closed form thinks best, so that the answer is
-the same on one core and on many. A layout that cannot reach what is listed already, nor come near the best, is left out.
-"""
+"""The search for the best fleets on one cluster, and what makes one better than another. Layouts are tried in rounds of equal size,
+so that the answer is the same on one core and on many, those first that the closed form thinks best."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import inf, isnan
 from typing import TypeVar
 
@@ -20,6 +16,7 @@ from commtax.planner.fleet_trials import Task, Trial, longest_step, rate_of, too
 from commtax.planner.layouts import SLACK, Layout, all_requests, candidates
 from commtax.planner.ranking import complexity_of, simplest_served
 from commtax.question import Question
+from commtax.records import replace
 from commtax.spec import Plan
 from commtax.statement import Refusal
 
@@ -57,8 +54,7 @@ def order(trial: Trial) -> tuple[float, bool, float, int]:
 
 
 def recommended_place(ranking: Sequence[Trial]) -> int:
-    """Return the place of the simplest fleet within the margin of the best, of those that answer in time and, if any, stay clear of
-    their limits."""
+    """Return the place of the simplest fleet within the margin of the best, of those in time and, if any, clear of their limits."""
     able = [at for at, trial in enumerate(ranking) if not trial.late] or list(range(len(ranking)))
     able = [at for at in able if ranking[at].clear] or able
     return able[simplest_place([ranking[at] for at in able])]
@@ -76,7 +72,6 @@ def _key(layout: Layout) -> tuple[Plan, Plan | None, str]:
 
 
 def kind_of(layout: Layout) -> int:
-    """Return which kind of layout it is."""
     return STAGES if layout.question.plan.pp > 1 else APART if layout.apart else ONE_POOL
 
 
@@ -87,6 +82,7 @@ class Search:
         if put.plan.dcp > 1:
             raise Refusal.of("at a request rate plans are sized without split caches", (1,), dcp=put.plan.dcp)
         self.question = replace(ground(put), plan=put.plan)
+        self.price = put.goal.usd_per_gpu_hour if put.goal.objective == "cost" else 1.0  # what the objective counts of a GPU
         self.workers, self.top, self.progress = workers, top, progress
         self.good: list[Trial] = []
         self.broken: list[Trial] = []
@@ -111,8 +107,7 @@ class Search:
             self._report_progress(LARGER)
             for kind in (ONE_POOL, APART, STAGES):  # the first says what the others have to beat
                 self._rounds([x for x in layouts if kind_of(x) == kind], kind)
-            if not self.good:
-                self._retry_nearest()
+            self._retry_nearest()
             self._add_details(layouts)
             self.complete = True
         except KeyboardInterrupt:
@@ -164,17 +159,13 @@ class Search:
 
     def _bound(self, layout: Layout, slack: float = SLACK) -> float:
         """Return what the objective counts at the least."""
-        goal, rate = self.question.goal, rate_of(self.question)
-        if goal.objective == "tokens":
+        if self.question.goal.objective == "tokens":
             each = layout.group / layout.answers + layout.ahead_gpus / layout.prompt_answers
             return each / slack / float(self.question.requests.output_len)
-        return layout.least_gpus(rate, slack) * (goal.usd_per_gpu_hour if goal.objective == "cost" else 1.0)
+        return layout.least_gpus(rate_of(self.question), slack) * self.price
 
     def _bar(self, kind: int) -> float:
-        """Return what a layout must not exceed to be tried: to be listed, or, where simulating it takes long, to be near the best.
-
-        Two pools must do with no more than one, which is simpler, and come near the best two.
-        """
+        """Return what a layout must not exceed to be tried: to be listed, or near the best where it takes long to simulate."""
         if not self.good:
             return inf
         ranked = sorted(self.good, key=burden)
@@ -182,23 +173,20 @@ class Search:
         one_pool = burden(next((trial for trial in ranked if not trial.layout.apart), ranked[0]))
         near = one_pool * (1 + margin(self.question))  # a simpler one may be recommended
         listed = burden(ranked[self.top - 1]) if len(ranked) >= self.top else inf
-        if kind == APART and self.question.goal.objective != "tokens":
+        if kind == APART and self.question.goal.objective != "tokens":  # no more than one pool, which is simpler
             return min(one_pool, best * (1 + margin(self.question)))
         return near if kind else max(near, min(WORSE * best, listed))
 
     def _most_gpus(self, bar: float) -> int:
-        goal, whole = self.question.goal, self.question.cluster.num_gpus
-        if goal.objective == "tokens" or bar == inf:
-            return whole
-        return min(whole, int(bar / (goal.usd_per_gpu_hour if goal.objective == "cost" else 1.0) + 1e-9))
+        whole = self.question.cluster.num_gpus
+        return whole if self.question.goal.objective == "tokens" or bar == inf else min(whole, int(bar / self.price + 1e-9))
 
     def _retry_nearest(self) -> None:
-        """Run the nearest fleets that were never run, where nothing holds and they answer more than the closed form predicted, then
-        those that are nearest instead."""
-        while True:
+        """Run the nearest fleets that were never run where nothing holds, then those that are nearest instead."""
+        while not self.good:
             self.broken.sort(key=lambda trial: trial.distance)
             unseen = [place for place, trial in enumerate(self.broken[:NEAREST]) if isnan(trial.capacity)]
-            if self.good or not unseen:
+            if not unseen:
                 return
             retried = dict(self.workers.each(fleet_trials.retry_if_able, [self.broken[place] for place in unseen]))
             for at, place in enumerate(unseen):
@@ -207,14 +195,12 @@ class Search:
             self.broken = [trial for trial in self.broken if not trial.holds]
 
     def _add_details(self, layouts: list[Layout]) -> None:
-        """Growth and ranges of those that are listed first and of all that are as good as the best, larger fleets of the layouts
-        of the best fleet and of the simplest within the margin, and the capacity of all listed."""
+        """Add growth and ranges of the first fleets, larger ones of the leaders, and the capacity of all that are listed."""
         self.good.sort(key=order)
         if not self.good:
             return
         self._list_recommended()
-        ties = sum(burden(trial) == burden(self.good[0]) for trial in self.good)
-        first = max(ties, min(self.top, DETAILED))
+        first = max(sum(burden(trial) == burden(self.good[0]) for trial in self.good), min(self.top, DETAILED))
         self.details = min(first, len(self.good)) * DETAIL + 2 * LARGER
         self._replace_first(first, fleet_trials.with_details)
         self.good.sort(key=order)

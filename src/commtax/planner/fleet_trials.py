@@ -1,13 +1,8 @@
-"""One layout under a rate, by simulation of the fleet: how many copies hold the limits, and how far the rate may grow.
-
-Of a large fleet a few copies stand for all (``verbs/loads.py``). All fleets of a question see the same requests: the first
-ones of a single stream, at the rate exactly. A run is long enough that a percentile means something: ``COUNTED`` requests, and
-``EACH`` for every copy of a fleet that is simulated whole, count after a warm-up of as many as are under way at once.
-"""
+"""One layout under a rate, by simulation of the fleet: how many copies hold the limits, and how far the rate may grow."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import field
 from fractions import Fraction
 from functools import partial
 from math import ceil, exp, inf, isnan, nan
@@ -22,14 +17,14 @@ from commtax.planner import layouts
 from commtax.planner.layouts import ALONE, COUNTED, SLACK, Layout, is_sampled, sample_of_fleet, used_size
 from commtax.planner.money import Money, counted_tokens
 from commtax.question import EVEN, Question
-from commtax.records import dataclass
+from commtax.records import dataclass, replace
 from commtax.sim.serving.running import Fleet, run
 from commtax.sim.streams import arrival_times, random_numbers
 from commtax.verbs.loads import first_requests, longest_of
 from commtax.verbs.requests import RANGED, RequestsInTime, capacity_of, fleet_of, range_between
 from commtax.verbs.settling import Settled, settle
 
-ALL = Fraction(1)
+ALL, OVER = Fraction(1), 1 + 1e-9  # of the prompts, and the least rate over what is answered where that is not enough
 LOOKS = ((60, 3.0), (300, 1.5))  # requests that count in first, short runs, and how far beyond a limit one must be to be believed
 KNOWN = 0.5  # of the closed form's throughput: whatever has one stage answers that much
 SURE = 1.1  # times what its workers of a kind answer alone: whole fleets that were simulated answered up to 1.04 times it
@@ -54,8 +49,7 @@ class Task:
 class Trial:
     """The least fleet of a layout that holds, else the nearest to it. ``over`` is its worst time over that time's limit.
 
-    A limit is kept with a confidence where it is kept with steps as long as they are with that probability: no statistic is
-    shorter when all steps are longer, so its quantile is the statistic at the quantile of the steps.
+    A limit is kept with a confidence where it is kept with steps as long as they are with that probability.
     """
 
     layout: Layout
@@ -82,8 +76,7 @@ class Trial:
 
     @property
     def distance(self) -> tuple[bool, float]:
-        """Distance of a fleet from holding, less is nearer: overloaded ones last, by the rate over what they answer, for their
-        times only grow with the run. Where the capacity was not computed, it is a lower bound."""
+        """Distance of a fleet from holding, less is nearer: overloaded ones last, for their times only grow with the run."""
         most = SLACK * self.layout.throughput(*used_size(self.layout, self.size)) if isnan(self.capacity) else self.capacity
         rate = rate_of(self.layout.question)
         crowded = overloaded(rate, most, self.stretch)
@@ -96,7 +89,7 @@ class Trial:
 
     @property
     def sampled(self) -> bool:
-        return is_sampled(self.layout, self.size)
+        return self.sample != self.size
 
     @property
     def gpus(self) -> int:
@@ -125,10 +118,7 @@ class Trial:
 
     @property
     def kept(self) -> float | None:
-        """Probability that all limits are kept at the rate, that of the least sure one, or None where this was not computed.
-
-        Overloaded, it keeps none for long, whatever a run of some minutes says.
-        """
+        """Probability that the least sure limit is kept at the rate, or None where this was not computed."""
         goal, probabilities = self.layout.question.goal, list[float]()
         for name, limit in goal.slo:
             value = self.figures.get(name, nan)
@@ -152,6 +142,11 @@ class Trial:
         """How long steps are over what is predicted."""
         return Estimate(1.0, 1 / longest_step(self), longest_step(self))
 
+    @property
+    def probability(self) -> float:
+        """Probability that it keeps its limits, if any, and is not overloaded, or 0 where it was not run."""
+        return (self.able if self.kept is None else self.kept) if self.figures else 0.0
+
 
 def rate_of(q: Question) -> float:
     """Return the requests/s that a fleet must hold: the offered rate and the required growth."""
@@ -160,22 +155,19 @@ def rate_of(q: Question) -> float:
 
 def least_fleet(task: Task) -> Trial:
     """Return the least fleet of a layout that holds, else the one that answers most."""
-    layout = task.layout
-    able = layouts.able_sizes(layout, rate_of(layout.question), task.most_gpus)
+    layout, rate = task.layout, rate_of(task.layout.question)
+    able = layouts.able_sizes(layout, rate, task.most_gpus)
     if not able:
         size = layouts.largest_size(layout, task.most_gpus)
-        return Trial(layout, size, _overload(layout.question, layout.throughput(*size)), nan, {}, 0)
+        return Trial(layout, size, max(rate / layout.throughput(*size), OVER), nan, {}, 0)
     if slow := too_slow(layout, able[-1]):
-        name, token_s = slow
-        return Trial(layout, able[-1], ALONE * token_s / dict(layout.question.goal.slo)[name], nan, {}, 0)
-    tried: dict[Size, Trial] = {}
+        return Trial(layout, able[-1], ALONE * slow[1] / dict(layout.question.goal.slo)[slow[0]], nan, {}, 0)
+    tried, hopeless = dict[Size, Trial](), set[Size]()
 
     def trial(at: int) -> Trial:
         if able[at] not in tried:
             tried[able[at]] = _trial(layout, able[at])
         return tried[able[at]]
-
-    hopeless = set[Size]()
 
     def holds(at: int) -> bool:
         size, longer = able[at], max((earlier.stretch for earlier in tried.values()), default=1.0)
@@ -192,8 +184,8 @@ def least_fleet(task: Task) -> Trial:
         at = max(range(len(able)), key=lambda i: layout.throughput(*able[i]))
         if not holds(at) and able[at] in hopeless and is_sampled(layout, able[at]) and not too_slow(layout, able[at]):
             most = _most_answered(layout, able[at])  # capacity alone says that it does not hold: a run would say no more
-            most = most if overloaded(rate_of(layout.question), most) else capacity(layout, able[at])
-            return Trial(layout, able[at], _overload(layout.question, most), most, {}, len(hopeless.union(tried)))
+            most = most if overloaded(rate, most) else capacity(layout, able[at])
+            return Trial(layout, able[at], max(rate / most, OVER), most, {}, len(hopeless.union(tried)))
     best = replace(trial(at), simulated=len(hopeless.union(tried)))
     if task.safe:
         return replace(best, clear=stays_clear(best))
@@ -201,26 +193,23 @@ def least_fleet(task: Task) -> Trial:
 
 
 def too_slow(layout: Layout, size: Size) -> tuple[str, float] | None:
-    """Return the limit on the time of tokens that a fleet is sure to break by the closed form, and that time.
-
-    That of a steady state: runs of fewer requests than are usual may end before.
-    """
+    """Return the limit on the time of tokens that a fleet is sure to break by the closed form, and that time."""
     q = layout.question
-    unsure = layout.apart or q.goal.confidence < EVEN or q.requests.num_prompts < COUNTED
+    unsure = layout.apart or q.goal.confidence < EVEN or q.requests.num_prompts < COUNTED  # no steady state in a short run
     return None if unsure else layout.too_slow(rate_of(q) / size[0])
 
 
 def _is_overloaded(layout: Layout, size: Size, longer: float = 1.0) -> bool:
-    """Return whether capacity alone shows that a fleet does not hold: that of each kind of worker, which is quickly computed, or of
-    the whole fleet where no limit can break. Large fleets are judged with steps ``longer`` than priced, small ones by a run."""
+    """Return whether the capacity of each kind of worker, or of the whole fleet where no limit can break, shows that a fleet does
+    not hold. Large fleets are judged with steps ``longer`` than priced, small ones by a run."""
     q, rate = layout.question, rate_of(layout.question)
     if q.goal.confidence < EVEN:
         return False
     if is_sampled(layout, size):  # to saturate some takes less than to run them
+        if overloaded(rate, _most_answered(layout, size), longer):
+            return True
         enough = layout.apart and _is_surely_enough(layout, size, rate * longer)
-        return overloaded(rate, _most_answered(layout, size), longer) or (
-            not enough and overloaded(rate, capacity(layout, size), longer)
-        )
+        return not enough and overloaded(rate, capacity(layout, size), longer)
     if layout.apart and _most_answered(layout, size) * SURE <= rate:
         return True
     if q.goal.slo or (q.plan.pp == 1 and KNOWN * layout.throughput(*size) > rate):
@@ -247,11 +236,6 @@ def _is_surely_enough(layout: Layout, size: Size, rate: float) -> bool:
     if layout.apart and is_sampled(layout, size):
         return TOGETHER * _most_answered(layout, size) > rate
     return layout.question.plan.pp == 1 and KNOWN * layout.throughput(*size) > rate
-
-
-def _overload(q: Question, most: float) -> float:
-    """Return the rate over what is answered at most, where that is not enough."""
-    return max(rate_of(q) / most, 1 + 1e-9)
 
 
 def capacity(layout: Layout, size: Size) -> float:
@@ -305,8 +289,7 @@ def worst(q: Question, outcome: RequestsInTime) -> float:
 
 
 def _decide_fleet(layout: Layout, size: Size, rate: float, stretch: float = 1.0, most: float = inf) -> tuple[float, RequestsInTime]:
-    """Return the worst time over its limit, and the run that shows it: a short one, with less load at first, where that is
-    plain."""
+    """Return the worst time over its limit, and the run that shows it: a short one where that is plain."""
     q = layout.question
     whole = layouts.run_lengths(sample_of_fleet(layout, size))
     for counted, sure in LOOKS if q.goal.slo else ():
@@ -324,8 +307,7 @@ def _decide_fleet(layout: Layout, size: Size, rate: float, stretch: float = 1.0,
 
 @cache_answers
 def _trial(layout: Layout, size: Size) -> Trial:
-    """Run a fleet at the rate that it must hold, with figures at the offered rate. An overloaded fleet never holds, whatever a run
-    of some minutes shows."""
+    """Run a fleet at the rate that it must hold, with figures at the offered rate. An overloaded fleet never holds."""
     q, rate = layout.question, rate_of(layout.question)
     over, outcome = _decide_fleet(layout, size, rate)
     stretch, longer = 1.0, None
@@ -336,7 +318,7 @@ def _trial(layout: Layout, size: Size) -> Trial:
     most = nan
     if over <= 1 and not _is_surely_enough(layout, size, rate * max(1.0, stretch)):
         most = capacity(layout, size)
-        over = _overload(q, most / stretch) if overloaded(rate, most, stretch) else over
+        over = max(rate / (most / stretch), OVER) if overloaded(rate, most, stretch) else over
     if q.goal.growth and over <= 1:
         outcome = run_fleet(layout, size, q.offered.request_rate)
         stretch = stretch if stretch == 1 else stretch_of(outcome)
@@ -355,6 +337,21 @@ def stretch_of(outcome: RequestsInTime) -> float:
 
 def with_capacity(trial: Trial) -> Trial:
     return replace(trial, capacity=capacity(trial.layout, trial.size)) if isnan(trial.capacity) else trial
+
+
+def with_confidence(trial: Trial) -> Trial:
+    """Add a fleet's capacity, and ranges where its limited times at the confidence are not known."""
+    trial = with_capacity(trial)
+    return with_ranges(trial) if trial.figures and not trial.sure else trial
+
+
+def sure_times(trial: Trial) -> Mapping[str, float]:
+    """Return a fleet's limited times at the rate that it must hold, with steps at the required confidence."""
+    q = trial.layout.question
+    central = run_fleet(trial.layout, trial.size, rate_of(q))
+    longer = run_fleet(trial.layout, trial.size, rate_of(q), stretch=1.0 if q.goal.confidence <= EVEN else stretch_of(central))
+    # of few requests a percentile may be shorter with longer steps, and both are looked at
+    return {name: max(central.statistic(name), longer.statistic(name)) for name, _ in q.goal.slo}
 
 
 def retry_if_able(trial: Trial) -> Trial:
@@ -408,10 +405,7 @@ def longest_step(trial: Trial) -> float:
 
 
 def stays_clear(trial: Trial) -> bool:
-    """Return whether a fleet holds at the offered rate with steps at the long end of their 80 % range.
-
-    That is how wrong predictions are. They must not overload it either, which a run of some minutes need not show.
-    """
+    """Return whether a fleet holds, and is not overloaded, at the offered rate with steps at the long end of their 80 % range."""
     return trial.holds and _holds_longer(trial.layout, trial.size, with_capacity(trial).capacity, longest_step(trial))
 
 

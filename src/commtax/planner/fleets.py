@@ -1,15 +1,9 @@
 """How many GPUs for a rate of requests: ``commtax.plan_fleet("llama-3.1-70b", "2x8xh100-sxm", request_rate=20,
-slo={"p95_ttft": "1s", "p99_itl": "50ms"})``.
-
-Each layout's least fleet is found by simulation (``trials.py``), layouts that the closed form thinks best first (``layouts.py``),
-in rounds of equal size whoever does them, so that the answer is the same on one core and on many. A layout that cannot reach
-what is listed already, nor half of the best, is left out.
-"""
+slo={"p95_ttft": "1s", "p99_itl": "50ms"})``. Each layout's least fleet is searched by simulation (``fleet_trials.py``)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from math import ceil, floor, inf, isnan
 from typing import ClassVar, TypeVar, Unpack
 
@@ -31,7 +25,7 @@ from commtax.planner.reasons import admitted_sequences, dtype_words
 from commtax.planner.serving_search import usual_lengths
 from commtax.planner.several_clusters import leaders_of_ranking
 from commtax.question import CONFIDENCE, EVEN, Changes, Question
-from commtax.records import dataclass
+from commtax.records import dataclass, replace
 from commtax.rules import values
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
@@ -79,7 +73,6 @@ class FleetPlans(Answer):
 
     @property
     def question(self) -> Question:
-        """The question of the first cluster."""
         return self.questions[0]
 
     @property
@@ -153,9 +146,10 @@ def best_fleets(
     """Rank the fleets of a question on all of its clusters together, or return what would hold where none does."""
     for q in put:
         _check(q)
-    objective = _objective(put)
-    missing = dict.fromkeys(q.cluster.chip.key for q in put if q.goal.objective == "cost" and not q.goal.usd_per_gpu_hour)
-    # of a chip without a price, fewest dollars are fewest GPUs
+    unpriced = [q for q in put if not q.goal.usd_per_gpu_hour]  # of their chips, fewest dollars are fewest GPUs
+    objective = put[0].goal.objective or ("gpus" if unpriced or len(put) == 1 else "cost")
+    objective = "gpus" if objective == "cost" and len(unpriced) == len(put) else objective
+    missing = dict.fromkeys(q.cluster.chip.key for q in unpriced if q.goal.objective == "cost")
     put = [q.but(objective="gpus" if objective == "cost" and not q.goal.usd_per_gpu_hour else objective) for q in put]
     with crew(on, processes) as workers:
         searches = [Search(q, workers, top, progress) for q in put]
@@ -182,16 +176,6 @@ def _check(q: Question) -> None:
         raise Refusal.about(slo="with one output token there is no time between tokens; limit ttft")
 
 
-def _objective(put: Sequence[Question]) -> str:
-    """Return the requested objective, else the fewest dollars of several priced chips, else the fewest GPUs.
-
-    Where no price is known the fewest GPUs are looked for instead of the fewest dollars.
-    """
-    priced = [q for q in put if q.goal.usd_per_gpu_hour]
-    objective = put[0].goal.objective or ("cost" if len(put) > 1 and len(priced) == len(put) else "gpus")
-    return objective if priced or objective != "cost" else "gpus"
-
-
 def _answer(searches: Sequence[Search], objective: str, top: int, workers: Crew) -> FleetPlans:
     every = (trial for search in searches for trial in search.good)
     # those that dollars cannot rank stand behind those that they do
@@ -203,48 +187,38 @@ def _answer(searches: Sequence[Search], objective: str, top: int, workers: Crew)
     listed_ids = {id(trial) for trial in (*leaders_of_ranking(good, keys, top), *chosen)}
     plans = tuple(trial for trial in good if id(trial) in listed_ids)
     answer = FleetPlans(
-        questions=tuple(search.question for search in searches),
-        objective=objective,
-        plans=plans,
+        tuple(search.question for search in searches),
+        objective,
+        plans,
+        rejected=tuple(_reasons(searches)),
         recommended=next((i for i, trial in enumerate(plans) if trial is chosen[0]), 0),
         near=() if good else tuple(broken[:NEAREST]),
-        rejected=tuple(_reasons(searches)),
         candidates=sum(search.count for search in searches),
         simulated=sum(trial.simulated for search in searches for trial in (*search.good, *search.broken)),
         complete=all(search.complete for search in searches),
     )
     if good or not answer.complete:
         return answer
-    judged = dict(workers.each(_with_confidence, answer.near))
-    near = tuple(judged[place] for place in range(len(judged)))
-    return replace(answer, near=near, would_take=tuple(_remedies(replace(answer, near=near), workers)))
-
-
-def _with_confidence(trial: Trial) -> Trial:
-    trial = fleet_trials.with_capacity(trial)
-    return fleet_trials.with_ranges(trial) if trial.figures and not trial.sure else trial
+    judged = dict(workers.each(fleet_trials.with_confidence, answer.near))
+    answer = replace(answer, near=tuple(judged[place] for place in range(len(judged))))
+    return replace(answer, would_take=tuple(_remedies(answer, workers)))
 
 
 def _reasons(searches: Sequence[Search]) -> Iterator[Rejected]:
     """Yield why layouts lost. A reason that is true of several clusters appears once, with their names."""
-    if len(searches) == 1:
-        yield from _rejected_layouts(searches[0])
-        return
     by_reason: dict[Rejected, list[str]] = {}
     for search in searches:
-        for lost in _rejected_layouts(search):
-            by_reason.setdefault(lost, []).append(search.question.cluster.key)
-    for lost, places in by_reason.items():
+        lost = [*search.rejected, *(Rejected(layout_words(trial.layout), obstacle(trial)) for trial in search.broken)]
+        if search.left_out:
+            others = plural(search.left_out, "other layout")
+            lost.append(Rejected(others, "not simulated: behind the others by a quick estimate"))
+        if len(searches) == 1:
+            yield from lost
+        for one in lost:
+            by_reason.setdefault(one, []).append(search.question.cluster.key)
+    for one, places in by_reason.items() if len(searches) > 1 else ():
         where = f" on {listed(list(dict.fromkeys(places)))}"
-        yield replace(lost, family=lost.family + where, where=where)
-
-
-def _rejected_layouts(search: Search) -> Iterator[Rejected]:
-    yield from search.rejected
-    for trial in search.broken:
-        yield Rejected(layout_words(trial.layout), obstacle(trial))
-    if search.left_out:
-        yield Rejected(plural(search.left_out, "other layout"), "not simulated: behind the others by a quick estimate")
+        yield replace(one, family=one.family + where, where=where)
 
 
 def layout_words(layout: Layout, copies: int = 0, prompts: int = 0) -> str:
@@ -277,7 +251,7 @@ def obstacle(trial: Trial) -> str:
 
 
 def _remedies(answer: FleetPlans, workers: Crew) -> Iterator[str]:
-    """Yield more of the same chips, a lower rate or looser limits. The first are tried."""
+    """Yield more of the same chips, a lower rate or looser limits, and a lower confidence, each tried."""
     q = answer.question
     if not answer.near:
         yield from () if any(lost.slow for lost in answer.rejected) else to_fit(q)
@@ -285,44 +259,28 @@ def _remedies(answer: FleetPlans, workers: Crew) -> Iterator[str]:
     yield from _fleets_on_more_gpus(answer, workers)
     nearest = answer.near[0]
     if overloaded(rate_of(q), nearest.capacity, nearest.stretch):
-        if lower := _rate_that_holds(nearest, workers):
+        longer = nearest.stretch if nearest.stretch != 1 else float(nearest.steps.sure(q.goal.confidence))
+        rates = (float(f"{nearest.capacity / longer / (1 + q.goal.growth) / slack:.2g}") for slack in SLOWER)
+        if lower := _first_that_holds(nearest, ((rate, {"request_rate": rate}) for rate in rates), workers):
             yield words("remedy-rate", rate=lower)
-    else:
-        if looser := _limits_that_hold(nearest, workers):
-            yield words("remedy-times", times=" and ".join(f"{limit_name(name)} {format_seconds(limit)}" for name, limit in looser))
-    if sure := _confidence_that_holds(answer.near, workers):
+    elif looser := _limits_that_hold(nearest, workers):
+        times = " and ".join(f"{limit_name(name)} {format_seconds(limit)}" for name, limit in looser.items())
+        yield words("remedy-times", times=times)
+    surest = max(answer.near, key=lambda trial: trial.probability)
+    most = min(floor(100 * surest.probability), ceil(100 * q.goal.confidence) - 1) / 100
+    # interpolated probabilities may be a little too high: half of the way to an even chance, and that, are tried behind them
+    tried = dict.fromkeys((most, floor(100 * (most + EVEN) / 2) / 100, EVEN)) if most >= EVEN else ()
+    if sure := _first_that_holds(surest, ((each, {"confidence": each}) for each in tried), workers):
         yield words("remedy-confidence", sure=f"{sure:.0%}")
 
 
-def _rate_that_holds(nearest: Trial, workers: Crew) -> float | None:
-    """Return a round lower rate with which an overloaded fleet holds."""
-    goal = nearest.layout.question.goal
-    longer = nearest.stretch if nearest.stretch != 1 else float(nearest.steps.sure(goal.confidence))
-    rates = [float(f"{nearest.capacity / longer / (1 + goal.growth) / slack:.2g}") for slack in SLOWER]
-    return _first_that_holds(nearest, ((rate, {"request_rate": rate}) for rate in rates), workers)
-
-
-def _sure_times(trial: Trial) -> Mapping[str, float]:
-    """Return a fleet's limited times at the rate that it must hold, with steps at the required confidence."""
-    layout, size, q = trial.layout, trial.size, trial.layout.question
-    central = fleet_trials.run_fleet(layout, size, rate_of(q))
-    stretch = 1.0 if q.goal.confidence <= EVEN else fleet_trials.stretch_of(central)
-    longer = fleet_trials.run_fleet(layout, size, rate_of(q), stretch=stretch)
-    # of few requests a percentile may be shorter with longer steps, and both are looked at
-    return {name: max(central.statistic(name), longer.statistic(name)) for name, _ in q.goal.slo}
-
-
-def _limits_that_hold(nearest: Trial, workers: Crew) -> list[tuple[str, float]]:
-    """Return the limits that must be looser, rounded, with which the fleet was tried and holds, if any.
-
-    Runs depend a little on the limits, whose length sets the warm-up: looser ones are tried behind the first.
-    """
+def _limits_that_hold(nearest: Trial, workers: Crew) -> dict[str, float] | None:
+    """Return the limits that must be looser, rounded, with which the fleet was tried and holds, if any."""
     slo = dict(nearest.layout.question.goal.slo)
-    ((_, needed),) = workers.each(_sure_times, [nearest])
+    ((_, needed),) = workers.each(fleet_trials.sure_times, [nearest])
     broken = [name for name, limit in slo.items() if needed[name] > limit]
-    tried = ({name: round_up_seconds(needed[name] * slack) for name in broken} for slack in SLACKS)
-    looser = _first_that_holds(nearest, ((times, {"slo": tuple((slo | times).items())}) for times in tried), workers)
-    return list((looser or {}).items())
+    tried = ({name: round_up_seconds(needed[name] * slack) for name in broken} for slack in SLACKS)  # they set the warm-up, too
+    return _first_that_holds(nearest, ((times, {"slo": tuple((slo | times).items())}) for times in tried), workers)
 
 
 def _first_that_holds(trial: Trial, tried: Iterable[tuple[Value, Changes]], workers: Crew) -> Value | None:
@@ -332,24 +290,6 @@ def _first_that_holds(trial: Trial, tried: Iterable[tuple[Value, Changes]], work
         if any(one.holds for _, one in workers.each(fleet_trials.least_fleet, [task])):
             return value
     return None
-
-
-def _confidence_that_holds(near: Sequence[Trial], workers: Crew) -> float | None:
-    """Return the highest lower confidence, in whole per cent, with which the surest fleet holds.
-
-    Interpolated probabilities may be a little too high: half of the way to an even chance, and that, are tried behind them.
-    """
-    surest = max(near, key=_probability)
-    wanted = surest.layout.question.goal.confidence
-    most = min(floor(100 * _probability(surest)), ceil(100 * wanted) - 1) / 100
-    lower = dict.fromkeys((most, floor(100 * (most + EVEN) / 2) / 100, EVEN)) if most >= EVEN else ()
-    return _first_that_holds(surest, ((sure, {"confidence": sure}) for sure in lower), workers)
-
-
-def _probability(trial: Trial) -> float:
-    if not trial.figures:
-        return 0.0
-    return trial.able if trial.kept is None else trial.kept
 
 
 def _fleets_on_more_gpus(answer: FleetPlans, workers: Crew) -> Iterator[str]:
@@ -375,12 +315,8 @@ class PlannedServers:
 
 def servers_of(searched: ServingPlans, i: int) -> PlannedServers:
     """Plan ``i`` with the limits that its servers need."""
-    rows = searched.plans
-    q = searched.put(rows, i).but(
-        max_model_len=searched.longest(rows, i),
-        max_num_seqs=admitted_sequences(searched, rows, i),
-        concurrency=int(rows.concurrency[i]),
-    )
+    rows, q = searched.plans, searched.put(searched.plans, i).but(concurrency=int(searched.plans.concurrency[i]))
+    q = q.but(max_model_len=searched.longest(rows, i), max_num_seqs=admitted_sequences(searched, rows, i))
     prompts = int(rows.prefill_replicas[i]) if rows.mode[i] else 0
     if prompts:
         q = q.but(prefill_tp=int(rows.prefill_tp[i]), prefill_dp=int(rows.prefill_dp[i]))

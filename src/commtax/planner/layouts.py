@@ -1,10 +1,7 @@
-"""Layouts of a copy that may serve a rate: those with room, that a request alone does not break, and what the closed form says
-that each answers in a second; sizes that a fleet of one layout may have, and how many of its copies are simulated.
+"""Layouts of a copy that may serve a rate, sizes that a fleet of one layout may have, and how many of its copies are simulated.
 
-Three bounds prune before anything is simulated, all with slack for what the closed form misses: a request that has a copy to
-itself waits for nobody, so load can only lengthen its times; a copy that answers its share of the rate has as many requests
-under way as make that many, and tokens take as long as among these; and no fleet answers more than its copies' throughput.
-"""
+Three bounds prune before anything is simulated, with slack: load only lengthens the times of a request that has a copy to itself;
+tokens take as long as among the requests that make the rate; and no fleet answers more than its copies' throughput."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +12,7 @@ import numpy as np
 
 from commtax.arrays import Array, cache_few_answers, unique_values
 from commtax.judgement.fleet_samples import Size
-from commtax.planner.columns import Rejected, ground, sizes_of
+from commtax.planner.columns import Rejected, ground
 from commtax.planner.exchanges import ExpertExchange, dropped, exchanges, refuse_unused
 from commtax.planner.reasons import dtype_words
 from commtax.planner.serving_search import grid_of, having_room
@@ -63,7 +60,6 @@ class Layout:
 
     @property
     def ahead_gpus(self) -> int:
-        """GPUs of a worker of prompts."""
         return int(self.ahead.num_gpus) if self.ahead else 0
 
     def gpus(self, copies: int, prompts: int = 0) -> int:
@@ -108,7 +104,7 @@ def candidates(q: Question, stream: RequestStream) -> tuple[list[Layout], tuple[
             if q.requests.disaggregated and q.requests.output_len > 1:
                 kinds, decoding = [*zip(*(axis.tolist() for axis in sizes(plans).values()), strict=True)], [(usual, kept)]
                 for way in others:
-                    _, able, *_ = having_room(put, index, way, kinds)
+                    able = having_room(put, index, way, kinds)[1]
                     decoding += [(way, _bearable(one.but(**way.changes), able, stream, index)[0])] if len(able) else []
                 layouts += _split_layouts(one, decoding, prompt_sizes([Roomy(one, plans, index, 0)]))
     refuse_unused(q, [(one.question,) for one in layouts])
@@ -123,7 +119,7 @@ def _bearable(one: Question, plans: Space, stream: RequestStream, index: int) ->
         slow = least * ALONE > limit
         for tp in unique_values(plans.tp[slow & kept]).tolist():
             these = np.flatnonzero(slow & kept & (plans.tp == tp))
-            first = record_from(Plan, sizes_of(plans, int(these[0])))
+            first = record_from(Plan, plans.sizes(int(these[0])))
             words = f"TP {tp} ({len(these)} plans)" if len(these) > 1 else describe_layout(first)
             best = f"{limit_name(name)} {format_seconds(float(least[these].min()))} without any load"
             lost.append(Rejected(words + dtype_words(one, index), f"exceeds the limit: {best}", slow=True))
@@ -136,9 +132,8 @@ def _unloaded_statistic(one: Question, plans: Space, name: str, stream: RequestS
     metric, which = name.rsplit("_", 1)
     lengths = stream.input_len
     tokens = max(1, int(np.mean(lengths) if which == "mean" or metric != "ttft" else np.quantile(lengths, QUANTILES[which])))
-    s = price_closed_loop(
-        settle(replan(one, num_prompts=inf, **sizes(plans), concurrency=plans.dp, input_len=tokens, kv_tokens=plans.kv_tokens))
-    )
+    put = replan(one, num_prompts=inf, **sizes(plans), concurrency=plans.dp, input_len=tokens, kv_tokens=plans.kv_tokens)
+    s = price_closed_loop(settle(put))
     whole = s.e2e_s if which == "mean" else s.ttft_s
     return np.broadcast_to(np.asarray({"ttft": s.ttft_s, "e2e": whole}.get(metric, s.tpot_s)), len(plans))
 
@@ -150,51 +145,40 @@ def limit_parts(name: str) -> tuple[str, str]:
 
 
 def limit_name(name: str) -> str:
-    """Return a statistic as people write it: ``p95 TTFT``."""
     return " ".join(limit_parts(name))
 
 
-def _requests_per_replica(one: Question, plans: Space) -> Array:
-    """Return the requests that a copy (a rank of attention data parallelism) runs at once."""
-    return np.asarray(np.clip(at_once(ground(one), plans), 1, step_limits(one)[1]).astype(int))
-
-
 def _colocated_layouts(one: Question, plans: Space) -> Iterator[Layout]:
-    """Yield copies that compute their own prompts. Throughput need not peak where most requests run."""
+    """Yield copies that compute their own prompts."""
     if not len(plans):
         return
-    loads = [np.maximum(1, _requests_per_replica(one, plans) // part) for part in (1, 2, 4)]
+    most = np.clip(at_once(ground(one), plans), 1, step_limits(one)[1]).astype(int)  # requests at once
+    loads = [np.maximum(1, most // part) for part in (1, 2, 4)]  # throughput need not peak where most run
     answers = np.max([np.asarray(simulated(one.but(num_prompts=inf), plans, load).requests_per_s) for load in loads], axis=0)
-    limited = any(name in OF_TOKENS for name, _ in one.goal.slo)
-    paces: list[Paces] = _paces(one, plans) if limited else [((), ())] * len(plans)
+    paces: list[Paces] = [((), ())] * len(plans)
+    if any(name in OF_TOKENS for name, _ in one.goal.slo):
+        rows, load, last = grid_of(most)
+        s, ends = simulated(one.but(num_prompts=inf), plans.take(rows), load), np.flatnonzero(last)[:-1] + 1
+        per_s, token_s = (np.split(np.broadcast_to(x, len(rows)), ends) for x in (s.requests_per_s, s.tpot_s))
+        paces = [(tuple(np.maximum.accumulate(a).tolist()), tuple(b.tolist())) for a, b in zip(per_s, token_s, strict=True)]
     for i, pace in enumerate(paces):
-        copy = replan(one, **sizes_of(plans, i))
-        left = dropped(one, [copy])
-        yield Layout(copy, int(plans.group[i]), int(plans.replicas[i]), float(answers[i]), paces=pace, dropped=left)
-
-
-def _paces(one: Question, plans: Space) -> list[Paces]:
-    rows, load, last = grid_of(_requests_per_replica(one, plans))
-    s = simulated(one.but(num_prompts=inf), plans.take(rows), load)
-    ends = np.flatnonzero(last)[:-1] + 1
-    per_s, token_s = (np.split(np.broadcast_to(x, len(rows)), ends) for x in (s.requests_per_s, s.tpot_s))
-    return [(tuple(np.maximum.accumulate(a).tolist()), tuple(b.tolist())) for a, b in zip(per_s, token_s, strict=True)]
+        copy, sizes = replan(one, **plans.sizes(i)), (int(plans.group[i]), int(plans.replicas[i]))
+        yield Layout(copy, *sizes, float(answers[i]), paces=pace, dropped=dropped(one, [copy]))
 
 
 def _split_layouts(put: Question, decoding: Sequence[tuple[ExpertExchange, Space]], senders: Array) -> Iterator[Layout]:
-    """Yield copies that decode, for each way to reach experts, beside prompt workers of each kind that has room. Workers that only
-    compute prompts have no time between tokens to keep."""
+    """Yield copies that decode, for each way to reach experts, beside prompt workers of each kind that has room."""
     for way, plans in decoding:
         base = put.but(**way.changes)
         priced = replace(ground(base), what_if=base.what_if)
-        load = load_of(priced)
+        load, places = load_of(priced), put.cluster
         for i in simple_workers(base, plans).tolist():
-            decode_sizes = sizes_of(plans, i)
+            decode_sizes = plans.sizes(i)
             copy = settle(replan(base, **decode_sizes))  # its cache over the NIC of one GPU, while no other leaves its host
             moved = float(cache_bytes(copy, copy.requests.input_len) / outside_Bps(copy.cluster, 1) / carrier_of(copy).share)
             answers, group = float(full_copy(copy, load, float(plans.kv_tokens[i])).most_per_s(load.decodes)), int(plans.group[i])
             ahead = prompters(Roomy(priced, plans, 0, 0), load, senders, decode_sizes["ep"] > 1)
-            prompted, places = np.broadcast_to(ahead.prompting.most_per_s(inf), ahead.group.shape), put.cluster
+            prompted = np.broadcast_to(ahead.prompting.most_per_s(inf), ahead.group.shape)
             for j, several in enumerate(ahead.group.tolist()):
                 most = int(np.sum(workers_beside(np.arange(1, places.num_gpus // group + 1), group, several, places) > 0))
                 if most:
@@ -214,10 +198,7 @@ def first_size(layout: Layout, able: list[Size], holds: Callable[[int], bool]) -
 
 
 def first_count(able: Sequence[object], holds: Callable[[int], bool]) -> int:
-    """Return the index of the first fleet of one kind that holds, the last where none does.
-
-    More copies never do worse: steps that double find one that holds, and halving the first.
-    """
+    """Return the index of the first fleet of one kind that holds, the last where none does: more copies never do worse."""
     low, step = 0, 1
     while not holds(low + step - 1):
         low, step = low + step, step * 2
@@ -229,11 +210,7 @@ def first_count(able: Sequence[object], holds: Callable[[int], bool]) -> int:
 
 
 def first_pair(able: list[Size], gpus: list[int], holds: Callable[[int], bool]) -> int:
-    """Return the index of the first fleet of two kinds that holds, else the last. A large one may have a few GPUs more than that.
-
-    More workers of either kind never do worse. So fleets that grow in both are halved first; then those with fewer GPUs than the
-    best so far are tried from the largest on, but for those with no more workers of either kind than one that failed.
-    """
+    """Return the index of the first fleet of two kinds that holds, else the last. A large one may have a few GPUs too many."""
     failed: list[Size] = []
 
     @cache
@@ -243,7 +220,7 @@ def first_pair(able: list[Size], gpus: list[int], holds: Callable[[int], bool]) 
         failed.append(able[at])
         return True
 
-    chain = [0]
+    chain = [0]  # fleets that grow in both kinds are halved first, then those with fewer GPUs are tried from the largest on
     for at, size in enumerate(able):
         if no_more(able[chain[-1]], size):
             chain.append(at)
@@ -305,20 +282,16 @@ TOKEN_S = 0.05  # an output token takes this long, where no limit says: how long
 _cached_stream = cache_few_answers(stream_of)
 
 
-def warm_up_requests(q: Question) -> int:
-    """Return the length of the warm-up: the requests in flight where tokens take as long as they may (Little's law)."""
+def lengths_of_run(q: Question, copies: int) -> tuple[int, int]:
+    """Return the requests of a run, and how many are warm-up: as many as are in flight where tokens take as long as they may."""
     limits = [limit for name, limit in q.goal.slo if name.split("_")[0] in ("itl", "tpot")]
     outputs = q.offered.outputs.mean if q.offered.outputs else float(q.requests.output_len)
-    return ceil(q.offered.request_rate * outputs * min([*limits, TOKEN_S]))
-
-
-def lengths_of_run(q: Question, copies: int) -> tuple[int, int]:
-    """Return the requests of a run, and how many of them are warm-up."""
+    flying = ceil(q.offered.request_rate * outputs * min([*limits, TOKEN_S]))  # Little's law
     if isfinite(q.requests.num_prompts):
         count = int(q.requests.num_prompts)
-        return count, min(warm_up_requests(q), count // 5)
+        return count, min(flying, count // 5)
     counted = max(COUNTED, EACH * copies)
-    warmup = min(warm_up_requests(q), MOST - min(counted, MOST // 2))
+    warmup = min(flying, MOST - min(counted, MOST // 2))
     return min(MOST, warmup + counted), warmup
 
 
@@ -329,8 +302,7 @@ def is_sampled(layout: Layout, size: Size) -> bool:
 
 def sample_of_fleet(layout: Layout, size: Size) -> Sample:
     """Return the copies that are simulated for a fleet."""
-    workers = workers_of(size, layout.apart)
-    sample = sample_of(layout.question.but(**workers))
+    sample = sample_of(layout.question.but(**workers_of(size, layout.apart)))
     return replace(sample, question=sample.question.but(num_prompts=layout.question.requests.num_prompts))
 
 

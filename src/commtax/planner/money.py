@@ -1,10 +1,10 @@
 """Dollars: what a GPU-hour costs, what a fleet costs by the hour, and what a million tokens cost as asked and at full load.
 
-A price of 0 is none: what would follow from it is None, never 0. Which tokens are counted is the goal's ``cost_of``.
-"""
+A price of 0 is none: what would follow from it is None, never 0."""
 
 from collections.abc import Sequence
 from math import isnan
+from typing import NamedTuple
 
 from commtax.question import Goal, Question
 from commtax.records import dataclass
@@ -43,16 +43,16 @@ class Money:
     @property
     def usd_per_million_tokens(self) -> float | None:
         """Price of a million tokens as requested: GPUs that idle are paid all the same."""
-        return _usd_per_million(self.usd_per_hour, self.tokens_per_s)
+        return self._usd_per_million(self.tokens_per_s)
 
     @property
     def full_usd_per_million_tokens(self) -> float | None:
         """Price of a million tokens with as many requests as it answers within the limits."""
-        return _usd_per_million(self.usd_per_hour, self.full_tokens_per_s)
+        return self._usd_per_million(self.full_tokens_per_s)
 
-
-def _usd_per_million(usd_per_hour: float | None, tokens_per_s: float) -> float | None:
-    return None if usd_per_hour is None or isnan(tokens_per_s) else float(per_million(usd_per_hour, tokens_per_s))
+    def _usd_per_million(self, tokens_per_s: float) -> float | None:
+        usd = self.usd_per_hour
+        return None if usd is None or isnan(tokens_per_s) else float(per_million(usd, tokens_per_s))
 
 
 def per_million(usd_per_hour: Number, tokens_per_s: Number) -> Number:
@@ -79,12 +79,10 @@ def paid(goal: Goal, gpus: Number, prompting: Number) -> Number:
 def plan_money(q: Question, gpus: int, output_tokens_per_s: float, prompting: int = 0) -> Money:
     """Return the cost of a plan in a closed loop, whose load is all the demand. GPUs of two kinds cost their mean."""
     tokens = float(counted_tokens_per_s(q, output_tokens_per_s))
-    mean = q.goal.usd_per_gpu_hour * float(paid(q.goal, gpus, prompting)) / gpus
-    return Money(gpus, mean, tokens, tokens)
+    return Money(gpus, q.goal.usd_per_gpu_hour * float(paid(q.goal, gpus, prompting)) / gpus, tokens, tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingRun:
+class TrainingRun(NamedTuple):
     """What a run of so many tokens takes: days of steps without a pause, and dollars of its GPUs, None where no price is known."""
 
     days: float
@@ -119,7 +117,7 @@ def with_prices(put: Sequence[Question], usd: Prices) -> list[Question]:
 
 
 def price_per_cluster(clusters: int, usd: Prices) -> list[float | None]:
-    """Return what was said of each of so many clusters."""
+    """Return the stated price of each of so many clusters."""
     each = [usd] * clusters if usd is None or isinstance(usd, int | float) else list(usd)
     if len(each) != clusters:
         raise Refusal.about(price=f"{len(each)} prices for {plural(clusters, 'cluster')}; give one, or one per cluster")
@@ -127,6 +125,6 @@ def price_per_cluster(clusters: int, usd: Prices) -> list[float | None]:
 
 
 def asks_for_dollars(q: Question) -> bool:
-    """Return whether dollars are what somebody asks about: a price was given, or they are the objective, and a price is known."""
+    """Return whether to answer in dollars: a price is stated, or they are the objective and the catalogue has one."""
     explicit = q.goal.usd_per_gpu_hour != q.cluster.chip.usd_per_gpu_hour
     return bool(q.goal.usd_per_gpu_hour) and (explicit or q.goal.objective == "cost")

@@ -1,12 +1,8 @@
 """Serving plans in order, those that others beat in every way left out; and which of them to run: the simplest near the best.
 
-The best plan is the first of a ranking. Nobody runs two pools of workers, or tensor parallelism over a network, for a gain that
-predictions cannot tell from none: so plans are ranked by how much there is to set up and to go wrong, and of the simplest that
-stay within the margin the best is recommended. In training the margin is 0 unless somebody asks for one."""
+Plans are also ranked by how much there is to set up, and of the simplest within the margin the best is recommended."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import numpy as np
 
@@ -17,12 +13,12 @@ from commtax.planner import columns
 from commtax.planner.columns import NO_SERVING, ServingColumns, TrainColumns, objective_value, paid_rate, standing_of
 from commtax.planner.exchanges import exchanges
 from commtax.question import PARTS, Question
+from commtax.records import replace
 from commtax.rules.drafts import accepted_width, with_accepted_tokens
 from commtax.spec import Cluster, Plan
 
 LEAST = 0.01  # share of its worth that each technique must add to a plan to be turned on: what adds less is not worth a flag
 FAMILY = tuple(name for name in ServingColumns.names() if name in ("mode", "dtype", *PARTS["plan"], *PARTS["requests"][1:]))
-"""Columns that make a family …"""
 
 
 def family(c: ServingColumns) -> Array:
@@ -39,12 +35,11 @@ def family(c: ServingColumns) -> Array:
 
 
 def passed_over_plan(q: Question, keys: list[Array], every: ServingColumns) -> ServingColumns:
-    """Return the plan that would be the best without the objections to it. ``keys`` rank all plans.
-
-    Of the loads at which it is surely ahead, that with least against it: as rankings list the plan.
-    """
-    stands, worth = keys[:2]
-    first, lead = _first_by_keys(keys[1:]), np.max(worth, where=stands == np.max(stands), initial=-np.inf)
+    """Return the plan that would be the best without the objections to it, at the load with least against it. ``keys`` rank all."""
+    (stands, worth), rows = keys[:2], np.arange(len(keys[0]))
+    for key in keys[1:]:  # the first of such a ranking needs no sorting
+        rows = rows[key[rows] == np.max(key[rows])]
+    first, lead = int(rows[0]), np.max(worth, where=stands == np.max(stands), initial=-np.inf)
     ahead = np.flatnonzero(worth >= min(worth[first], lead + np.log1p(ratio_error(q))))
     families = family(every.take(ahead))
     same = ahead[families == families[np.searchsorted(ahead, first)]]
@@ -88,14 +83,6 @@ def _rank_by_keys(keys: list[Array]) -> Array:
     return np.lexsort([-key for key in reversed(keys)])
 
 
-def _first_by_keys(keys: list[Array]) -> int:
-    """Return the first index of such a ranking, which needs no sorting."""
-    rows = np.arange(len(keys[0]))
-    for key in keys:
-        rows = rows[key[rows] == np.max(key[rows])]
-    return int(rows[0])
-
-
 def front_of(c: ServingColumns) -> Array:
     """Return the points that no other beats in both tokens/s/GPU and tokens/s/user."""
     user, gpu = c.tokens_per_s_per_user, c.tokens_per_s_per_gpu
@@ -117,14 +104,8 @@ KINDS = (
 )
 """Kinds of plans, simplest first. A host is a fast domain: the GPUs that NVLink joins, a rack where it joins that."""
 INSIDE, SPREAD_INSIDE, STAGES, EXPERTS, TENSORS, POOLS = range(1, len(KINDS))
-TRAINED = (
-    "data parallelism",
-    "TP, experts or context inside a host",
-    "stages",
-    "experts or context across hosts",
-    "TP across hosts",
-)
-"""Kinds of training plans, simplest first."""
+ACROSS = ("experts or context across hosts", "TP across hosts")
+TRAINED = ("data parallelism", "TP, experts or context inside a host", "stages", *ACROSS)  # kinds of training, simplest first
 UNEVEN = len(TRAINED)  # plans that leave GPUs idle come behind all that do not
 
 
@@ -167,24 +148,17 @@ def complexity_of(plan: Plan, prompts: Plan | None, cluster: Cluster) -> float:
 
 
 def _worker_kinds(tp: Array, pp: Array | int, dp: Array, ep: Array, cluster: Cluster) -> Array:
-    spread = [
-        (tp > cluster.domain, TENSORS),
-        (tp * dp > cluster.domain, EXPERTS),
-        ((pp > 1) & (tp * pp * dp > cluster.domain), STAGES),
-        (dp > 1, SPREAD_INSIDE),
-        ((pp > 1) | (ep > 1), INSIDE),
-    ]
-    return np.select([np.asarray(condition, dtype=bool) for condition, _ in spread], [kind for _, kind in spread], 0)
+    staged = (pp > 1) & (tp * pp * dp > cluster.domain)
+    spread = [tp > cluster.domain, tp * dp > cluster.domain, staged, dp > 1, (pp > 1) | (ep > 1)]
+    return np.select([np.asarray(x, dtype=bool) for x in spread], [TENSORS, EXPERTS, STAGES, SPREAD_INSIDE, INSIDE], 0)
 
 
 def training_kinds(rows: TrainColumns, q: Question) -> Array:
     """Return the kind of each training plan: index in ``TRAINED``, and ``UNEVEN`` more where GPUs idle that others use."""
     domain = q.cluster.domain
     ranks = rows.tp * np.maximum(rows.cp, np.where(rows.ep > 1, rows.ep, 1))
-    spread = [(rows.tp > domain, 4), (ranks > domain, 3), (rows.pp > 1, 2), (ranks > 1, 1)]
-    kind = np.select([np.asarray(condition, dtype=bool) for condition, _ in spread], [kind for _, kind in spread], 0)
-    idle = rows.gpus < np.max(rows.gpus, initial=0)
-    return np.asarray(kind + UNEVEN * idle)
+    kind = np.select([rows.tp > domain, ranks > domain, rows.pp > 1, ranks > 1], [4, 3, 2, 1], 0)
+    return np.asarray(kind + UNEVEN * (rows.gpus < np.max(rows.gpus, initial=0)))
 
 
 def simplest(complex_: Array, worth: Array, within: float) -> int:
@@ -198,16 +172,13 @@ def _is_near(worth: Array, within: float) -> Array:
 
 
 def recommended_row(q: Question, rows: ServingColumns) -> int:
-    """Return the recommended plan of a search. Plans are in order, those without objections first.
-
-    Workers on a cluster of their own are as many as are worth their price: of the simplest plans whose tokens/s predictions cannot
-    tell apart, the one with most for it. On one cluster GPUs that no plan uses are there all the same.
-    """
+    """Return the recommended plan of a search. Plans are in order, those without objections first."""
     rows = rows.take(slice(leading_count(standing_of(q, rows))))
     complex_, worth = effort(q, rows), objective_value(q, rows)
     first = simplest_served(q, complex_, worth)
     if not q.requests.prefill_cluster or q.goal.objective != "throughput":
         return first
+    # Workers on a cluster of their own are as many as are worth their price; GPUs that idle on one are there all the same.
     alike = np.flatnonzero((complex_ == complex_[first]) & _is_near(worth, margin(q)))
     return int(alike[np.argmax(paid_rate(q, rows)[alike])])
 
@@ -218,11 +189,7 @@ def leading_count(stands: Array) -> int:
 
 
 def simplest_served(q: Question, complex_: Array, worth: Array, power: int = 1) -> int:
-    """Return the same of serving plans: those with two pools only where they beat all others by more than predictions of them err.
-
-    ``power``: what ``worth`` is a power of.
-    """
-    one_pool = np.flatnonzero(complex_ < POOLS)
-    surely = (1 + margin(q, pools=True)) ** power
+    """Return the same of serving plans, two pools only where they surely beat all others. ``worth`` is a ``power`` of figures."""
+    one_pool, surely = np.flatnonzero(complex_ < POOLS), (1 + margin(q, pools=True)) ** power
     left = one_pool if len(one_pool) and worth[0] <= worth[one_pool[0]] * surely * (1 + 1e-12) else np.arange(len(worth))
     return int(left[simplest(complex_[left], worth[left], (1 + margin(q)) ** power - 1)])

@@ -1,11 +1,7 @@
 """Why a plan stands where it stands, why families of plans lost (illegal, too large, too slow, or behind the winner), and how full
-both pools of a plan are.
-
-A pool that is nearly full answers a small error with a long queue: requests wait longer by more than their prompts take longer.
-"""
+both pools of a plan are: a nearly full one answers a small error with a long queue."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from math import inf, isinf
 from typing import NamedTuple
 
@@ -19,21 +15,12 @@ from commtax.judgement.engine_limits import sequences_to_admit
 from commtax.judgement.leading import LATE, SLOW, UNCHECKED, against, latest_first_token_s, training_leads, waits_mostly
 from commtax.judgement.margins import is_close, margin
 from commtax.ledger import Z80
-from commtax.planner.columns import (
-    Rejected,
-    ServingColumns,
-    ServingPlans,
-    TrainPlans,
-    objective_value,
-    request_s,
-    sizes_of,
-    standing_of,
-)
+from commtax.planner.columns import Rejected, ServingColumns, ServingPlans, TrainPlans, objective_value, request_s, standing_of
 from commtax.planner.money import asks_for_dollars, paid, training_money
 from commtax.planner.ranking import KINDS, TRAINED, family, kinds, leading_count, share_hosts, training_kinds
 from commtax.planner.space import Space, surely
 from commtax.question import Question
-from commtax.records import record_from
+from commtax.records import record_from, replace
 from commtax.rules.legality import RULES, PlanToCheck
 from commtax.spec import Plan
 from commtax.statement import Note
@@ -48,12 +35,9 @@ from commtax.verbs.settling import describe_layout, replan
 from commtax.words import words
 
 TELLING = 1 / 3  # the share of a loss that a reason has to explain
-BUSIER = np.array([2, 3, 4, 6, 8, 12, 16])
-"""Times the clients of a plan: whether its throughput has peaked is seen by whether any of these loads has more …"""
-GROWS = 1.01  # … by more than next to nothing
+BUSIER = np.array([2, 3, 4, 6, 8, 12, 16])  # times the clients of a plan, whose throughput has not peaked if any of these has …
+GROWS = 1.01  # … so many times as much
 IT = "it "  # the subject of a reason that can follow "which"
-
-
 LossReason = tuple[float, Note]  # a cause of a plan's loss: the share of the other's figure that it loses by that alone, and why
 
 
@@ -63,8 +47,12 @@ def telling_reasons(answer: ServingPlans, i: int, share: float, usual: float, fi
     loss = max(0.0, 1 - float(value[i] / value[first]))
     losses = sorted((one for one in _reasons(answer, i, share, usual, first) if one[0] > 0), reverse=True)
     telling = [note for effect, note in losses if effect >= TELLING * loss] or [note for _, note in losses[:1]]
-    stages = [_stage_words(answer, i)] if rows.pp[i] > rows.pp[first] else []
-    return [*stages, *telling] or [words("loss-unknown")]
+    if rows.pp[i] > rows.pp[first]:
+        stages, running = int(rows.pp[i]), int(rows.running[i])
+        idle = f"{plural(stages - running, 'stage')} {'idles' if stages - running == 1 else 'idle'}"
+        cut = f" in microbatches of {running / stages:.0f}" if running >= stages else f", so {idle}"
+        telling.insert(0, words("loss-stages", stages=str(stages), requests=plural(running, "request"), cut=cut))
+    return telling or [words("loss-unknown")]
 
 
 def waited_links(step: StepBill) -> list[str]:
@@ -73,16 +61,23 @@ def waited_links(step: StepBill) -> list[str]:
 
 
 def _reasons(answer: ServingPlans, i: int, share: float, usual: float, first: int) -> Iterator[LossReason]:
-    rows, q = answer.plans, answer.question
+    rows, q, goal = answer.plans, answer.question, answer.question.goal
     whole = request_s(q, rows)
     if share > usual + 0.02:
         links = waited_links(answer.step_of(rows, i))
         exposed = {"share": share, "usual": usual, "links": ", ".join(links)}
         across = q.cluster.inter.key in links
         yield share - usual, (words("loss-links-across", it=IT, **exposed) if across else words("loss-links", **exposed))
-    if q.goal.objective != "latency":
-        yield from _fewer_clients(answer, i, first)
-    if rows.gpus[i] < rows.gpus[first] and q.goal.objective in ("throughput", "latency"):
+    gpus = np.asarray(paid(goal, rows.gpus, rows.prefill_gpus)) if goal.objective != "throughput" else np.ones(len(rows))
+    each = rows.concurrency / gpus  # per GPU, where its price counts
+    if goal.objective != "latency" and each[i] < each[first]:
+        clients = f"{plural(int(rows.concurrency[i]), 'client')} instead of {int(rows.concurrency[first]):,}"
+        if gpus[i] != gpus[first]:
+            fewer, other = (f"{float(each[j]):{',.0f' if each[j] >= 10 else '.2g'}}" for j in (i, first))
+            unit = "for the price of a GPU" if goal.prefill_usd_per_gpu_hour else "per GPU"
+            clients = f"{fewer} clients {unit} instead of {other}"
+        yield 1 - float(each[i] / each[first]), _client_limit(answer, i, clients)
+    if rows.gpus[i] < rows.gpus[first] and goal.objective in ("throughput", "latency"):
         idle = q.gpus_there - int(rows.gpus[i])
         note = words("loss-idle", gpus=plural(idle, "GPU"), are="is" if idle == 1 else "are")
         yield 1 - float(rows.gpus[i] / rows.gpus[first]), note
@@ -94,28 +89,6 @@ def _reasons(answer: ServingPlans, i: int, share: float, usual: float, first: in
     effect = float((q.requests.output_len - 1) * (rows.tpot_s[i] - rows.tpot_s[first]) / whole[i])
     if effect > 0 and (slower := _token_words(answer, i, first)):
         yield effect, slower
-
-
-def _stage_words(answer: ServingPlans, i: int) -> Note:
-    rows = answer.plans
-    stages, running = int(rows.pp[i]), int(rows.running[i])
-    idle = f"{plural(stages - running, 'stage')} {'idles' if stages - running == 1 else 'idle'}"
-    cut = f" in microbatches of {running / stages:.0f}" if running >= stages else f", so {idle}"
-    return words("loss-stages", stages=str(stages), requests=plural(running, "request"), cut=cut)
-
-
-def _fewer_clients(answer: ServingPlans, i: int, first: int) -> Iterator[LossReason]:
-    """Yield that it has fewer clients (per GPU, where its price counts), and what keeps more from it."""
-    rows, goal = answer.plans, answer.question.goal
-    gpus = np.asarray(paid(goal, rows.gpus, rows.prefill_gpus)) if goal.objective != "throughput" else np.ones(len(rows))
-    each = rows.concurrency / gpus
-    if each[i] >= each[first]:
-        return
-    clients = f"{plural(int(rows.concurrency[i]), 'client')} instead of {int(rows.concurrency[first]):,}"
-    if gpus[i] != gpus[first]:
-        fewer, other = (f"{float(each[j]):{',.0f' if each[j] >= 10 else '.2g'}}" for j in (i, first))
-        clients = f"{fewer} clients {'for the price of a GPU' if goal.prefill_usd_per_gpu_hour else 'per GPU'} instead of {other}"
-    yield 1 - float(each[i] / each[first]), _client_limit(answer, i, clients)
 
 
 def _client_limit(answer: ServingPlans, i: int, few: str) -> Note:
@@ -151,15 +124,13 @@ def _token_words(answer: ServingPlans, i: int, first: int) -> Note | None:
     if slower < float(rows.tpot_s[i] - rows.tpot_s[first]) / 2 or takes == instead:
         between = "with prompts in between " if rows.mode[i] == 0 else ""
         return words("loss-token", between=between, takes=each, usual=least)
-    seqs, others = (int(answer.decoding(rows.take(slice(j, j + 1)))[0] * rows.dp[j]) for j in (i, first))  # of a replica
-    if seqs == others:
-        return words("loss-step", requests=plural(seqs, "request"), takes=takes, usual=instead)
-    return words("loss-larger-step", requests=plural(seqs, "request"), takes=takes, usual=instead, others=others)
+    seqs, others = (int(answer.decoding(rows.row(j))[0] * rows.dp[j]) for j in (i, first))  # of a replica
+    figures = {"requests": plural(seqs, "request"), "takes": takes, "usual": instead}
+    return words("loss-step", **figures) if seqs == others else words("loss-larger-step", others=others, **figures)
 
 
 TITLES = {"ttft_s": "TTFT", "tpot_s": "TPOT"}  # times as readers know them
 AMONG = {UNCHECKED: " of what is checked", LATE: " of what answers in time", SLOW: " of what answers in time"}
-"""Among what a plan is the best where that stands against one that is predicted ahead."""
 
 
 def role_words(best: bool, passed_over: Sequence[str] = ()) -> str:
@@ -192,8 +163,7 @@ def illegal_families(base: Question, whole: Space) -> Iterator[Rejected]:
     for i in np.flatnonzero(whole.codes).tolist():
         first.setdefault((int(whole.tp[i]), int(whole.codes[i])), i)
     for (_, code), i in first.items():
-        sizes, says = sizes_of(whole, i), RULES[code - 1].says
-        case = PlanToCheck(base.model, base.cluster, base.but(**sizes).plan, base.engine)
+        case, says = PlanToCheck(base.model, base.cluster, base.but(**whole.sizes(i)).plan, base.engine), RULES[code - 1].says
         yield Rejected(describe_layout(case.plan), says(case), int(case.plan.tp), says(replace(case, named="{tp}")))
 
 
@@ -202,10 +172,9 @@ def too_large(base: Question, legal: Space, fits: Array, index: int) -> Iterator
     length = max(base.limits.max_model_len, min(base.model.max_len, int(base.requests.tokens)))
     for tp in unique_values(legal.tp[~fits]).tolist():
         these = np.flatnonzero(~fits & (legal.tp == tp))
-        sizes = sizes_of(legal, int(these[np.argmax(legal.group[these])]))
-        lack = lack_words(
-            holds(replan(judged_by_memory(base), **sizes, max_model_len=length)), " of the largest" * (len(these) > 1)
-        )
+        sizes = legal.sizes(int(these[np.argmax(legal.group[these])]))
+        fit = holds(replan(judged_by_memory(base), **sizes, max_model_len=length))
+        lack = lack_words(fit, " of the largest" * (len(these) > 1))
         name = _family_words(legal.take(these)) + dtype_words(base, index)
         yield Rejected(name, words("does-not-fit", lack=lack), dtype=index)
 
@@ -215,7 +184,7 @@ def _family_words(rows: Space | ServingColumns) -> str:
     split = {"PP": rows.pp, "DP": rows.dp, "EP": rows.ep}
     several = len(unique_values(np.stack(list(split.values())), axis=1).T)
     if several == 1:
-        return describe_layout(record_from(Plan, sizes_of(rows, 0)))
+        return describe_layout(record_from(Plan, rows.sizes(0)))
     ends = [(axis, int(np.min(sizes)), int(np.max(sizes))) for axis, sizes in split.items()]
     sizes = [f"{axis} {low} to {high}" if low < high else f"{axis} {low}" for axis, low, high in ends if high > 1]
     return f"TP {int(rows.tp[0])} ({several} plans: {', '.join(sizes)})"
@@ -264,8 +233,7 @@ def missed_times(q: Question, rows: ServingColumns, at: Mapping[str, int]) -> li
 
 
 def odds(answer: ServingPlans, rows: ServingColumns, i: int, name: str, when: str = "") -> str:
-    """Describe a time, its range and how surely it keeps its limit: ``TPOT 30 ms (80% range 27 ms to 33 ms), so it is 3% likely
-    …``."""
+    """Describe a time, its range and how surely it keeps its limit."""
     estimate, limit = answer.estimate(rows, i, name), dict(answer.question.goal.times)[name]
     value, low, high = (format_seconds(float(end)) for end in (estimate.value, estimate.low, estimate.high))
     sure = f"so it is {percent(estimate.kept(limit))} likely to meet the limit of {format_seconds(limit)}"
@@ -273,34 +241,23 @@ def odds(answer: ServingPlans, rows: ServingColumns, i: int, name: str, when: st
 
 
 def families_behind(answer: ServingPlans) -> Iterator[Rejected]:
-    """Yield degrees whose best plan meets the limits and still loses to the recommended one by a tenth or more, and why.
-
-    What is recommended for another point was not rejected.
-    """
+    """Yield degrees whose best plan meets the limits and still loses to the recommended one by a tenth or more, and why."""
     rows, q, first = answer.plans, answer.question, answer.recommended
     if q.goal.objective == "gpus":  # more GPUs are the reason
         return
-    chosen = {answer.gpu_words(point.plans, point.recommended) for point in answer.places}
-    behind = [i for i in _degrees_behind(rows, objective_value(q, rows), first) if answer.gpu_words(rows, i) not in chosen]
+    chosen = {answer.gpu_words(point.plans, point.recommended) for point in answer.places}  # for these no plan was rejected
+    value, behind = objective_value(q, rows), list[int]()
+    for axis in ("tp", "pp", "ep"):
+        for size in unique_values(getattr(rows, axis)).tolist():
+            same = np.flatnonzero((getattr(rows, axis) == size) & (rows.mode == 0) & ((rows.pp == 1) | (axis != "tp")))[:1]
+            if (axis == "tp" or size > 1) and not int(size) & (int(size) - 1):
+                behind += [i for i in same.tolist() if value[i] <= 0.9 * value[first] and i not in behind]
+    behind = [i for i in behind if answer.gpu_words(rows, i) not in chosen]
     shown = [first, *behind]
     shares = dict(zip(shown, answer.comm_fractions(rows.take(np.array(shown))).tolist(), strict=True))
     for i in behind:
         why = words("reasons", reasons=telling_reasons(answer, i, shares[i], shares[first], first)[:2])
         yield Rejected(_name(answer, i), words("behind", distance=distance_words(answer, i, first), reason=why))
-
-
-def _degrees_behind(rows: ServingColumns, value: Array, first: int) -> Iterator[int]:
-    """Yield, once each, the best plan of each degree that loses to plan ``first`` by a tenth or more."""
-    named = set[int]()
-    for axis in ("tp", "pp", "ep"):
-        for size in unique_values(getattr(rows, axis)).tolist():
-            same = np.flatnonzero((getattr(rows, axis) == size) & (rows.mode == 0) & ((rows.pp == 1) | (axis != "tp")))
-            if not len(same) or (axis != "tp" and size == 1) or int(size) & (int(size) - 1):
-                continue
-            i = int(same[0])
-            if value[i] <= 0.9 * value[first] and i not in named:
-                named.add(i)
-                yield i
 
 
 def distance_words(answer: ServingPlans, i: int, first: int = 0, beside: str = "") -> str:
@@ -316,9 +273,8 @@ def distance_words(answer: ServingPlans, i: int, first: int = 0, beside: str = "
 
 
 def _unit(answer: ServingPlans) -> str:
-    goal = answer.question.goal
-    each = "tokens per dollar" if goal.usd_per_gpu_hour else "tokens/s per GPU"
-    return each if goal.objective == "cost" else "tokens/s"
+    each = "tokens per dollar" if answer.question.goal.usd_per_gpu_hour else "tokens/s per GPU"
+    return each if answer.question.goal.objective == "cost" else "tokens/s"
 
 
 def explain(answer: ServingPlans, i: int) -> list[str]:
@@ -345,22 +301,17 @@ def delivers(answer: ServingPlans, i: int) -> Note:
     likely = words("likely", sure=sure, wanted=percent(goal.confidence)) if most else ""
     low, high = answer.range_of(rows, i, "tokens_per_s")
     rate = f"{float(rows.tokens_per_s[i]):,.0f} tokens/s ({low:,.0f} to {high:,.0f})"
-    return words("delivers", times=", ".join(times), rate=rate, dollars=_dollars(answer, i), likely=likely)
-
-
-def _dollars(answer: ServingPlans, i: int) -> str:
-    if not asks_for_dollars(answer.question):
-        return ""
-    counted = "output tokens" if answer.question.goal.cost_of == "output" else "tokens, input and output"
-    return f", {format_money(float(answer.usd_per_million_tokens(answer.plans)[i]))} per million {counted}"
+    counted, dollars = "output tokens" if goal.cost_of == "output" else "tokens, input and output", ""
+    if asks_for_dollars(answer.question):
+        dollars = f", {format_money(float(answer.usd_per_million_tokens(rows)[i]))} per million {counted}"
+    return words("delivers", times=", ".join(times), rate=rate, dollars=dollars, likely=likely)
 
 
 def compare_recommended(answer: ServingPlans) -> Iterator[Note]:
-    """Compare the recommended plan with the best and the runner-up, the next, and the best simpler one, at the same load or
-    limit."""
+    """Compare the recommended plan with the best, the runner-up, the next, and the best simpler one, at the same load or limit."""
     q, rows, first = answer.question, answer.plans, answer.recommended
     kind, shared = kinds(rows, q.cluster), share_hosts(rows, q.cluster, q.requests.prefill_cluster)
-    unlike = [_differ_in_pools(answer, i, first) for i in range(min(first, 2))]
+    unlike = [bool(rows.mode[i] != rows.mode[first]) for i in range(min(first, 2))]
     for i, pools in enumerate(unlike):
         role = "the runner-up" if i else f"the best{among_words(against_codes(q, answer.passed_over))}"
         hosts = " (workers that share hosts)" if shared[i] > shared[first] else ""
@@ -369,22 +320,17 @@ def compare_recommended(answer: ServingPlans) -> Iterator[Note]:
         dearer = f" for {plural(fewer, 'GPU')} more" if fewer > 0 else ""
         doubt = "likewise" if i and margin(q, pools) == margin(q, unlike[0]) else doubt_words(q, pools)
         yield words("doubted", lead=f"{lead}{dearer}", doubt=doubt)
-    yield from passed_over_words(answer, answer.passed_over, rows.take(slice(first, first + 1)))
+    yield from passed_over_words(answer, answer.passed_over, rows.row(first))
     for i, simpler in _next_plans(range(leading_count(standing_of(q, rows))), kind, first):
         role = _next_role(first, i, f"best simpler plan{_other_kind(kind, i, first)}" * simpler)
         than = "than with" if q.goal.objective == "latency" else "than"
         gain, longer = _lead_words(answer, first, i)
         lead = f"{gain} {than} {role}, {_name(answer, i)}{longer}"
-        yield _led_by(lead, _reason_beside(answer, i, first) if q.goal.objective != "gpus" else None)
-
-
-def _led_by(lead: str, why: Note | None) -> Note:
-    """Return a lead with its reason, as a clause of its own where the reason would begin with "it"."""
-    if why is None:
-        return words("lead", lead=lead)
-    if why.figures and "it" in why.figures:
-        return words("ahead-which", lead=lead, reason=words(why.code, **{**why.figures, "it": ""}))
-    return words("ahead", lead=lead, reason=why)
+        why = _reason_beside(answer, i, first) if q.goal.objective != "gpus" else None
+        if why and why.figures and "it" in why.figures:  # a clause of its own
+            yield words("ahead-which", lead=lead, reason=words(why.code, **{**why.figures, "it": ""}))
+        else:
+            yield words("ahead", lead=lead, reason=why) if why else words("lead", lead=lead)
 
 
 def doubt_words(q: Question, pools: bool = False) -> Note:
@@ -436,15 +382,15 @@ def _other_kind(kind: Array, i: int, first: int) -> str:
 def _reason_beside(answer: ServingPlans, i: int, first: int) -> Note:
     """Return the largest loss of plan ``i`` beside the recommended one, where the order is certain."""
     q, value = answer.question, objective_value(answer.question, answer.plans)
-    if q.goal.objective != "gpus" and is_close(q, float(value[first] / value[i]), _differ_in_pools(answer, i, first)):
+    apart = bool(answer.plans.mode[i] != answer.plans.mode[first])
+    if q.goal.objective != "gpus" and is_close(q, float(value[first] / value[i]), apart):
         return words("too-close")
     share, usual = (float(answer.step_of(answer.plans, j).comm_fraction) for j in (i, first))
     return telling_reasons(answer, i, share, usual, first)[0]
 
 
 def _lead_words(answer: ServingPlans, i: int, j: int) -> tuple[str, str]:
-    """Describe how far plan ``i`` is ahead of plan ``j`` in the objective's measure, each at its best, and with the same clients
-    where no limit sets them and the figure differs. Add the times that are longer for it, in brackets."""
+    """Describe how far plan ``i`` is ahead of plan ``j``, each at its best and with the same clients, and its longer times."""
     q, rows = answer.question, answer.plans
     value = objective_value(q, rows)
     if q.goal.objective == "gpus":
@@ -471,7 +417,7 @@ def longer_times(rows: ServingColumns, i: int, j: int) -> str:
 
 
 def grown_times(rows: ServingColumns, i: int, j: int) -> list[str]:
-    """Return each of them."""
+    """Return each time that plan ``i`` has longer than plan ``j`` at another number of clients, before and after."""
     if rows.concurrency[i] == rows.concurrency[j]:
         return []
     each = {title: [float(getattr(rows, name)[at]) for at in (j, i)] for name, title in TITLES.items()}
@@ -485,18 +431,14 @@ def more_words(ratio: float) -> str:
     >>> more_words(1.06), more_words(0.9), more_words(1.001)
     ('6% more', '10% fewer', 'less than 1% more')
     """
-    if abs(ratio - 1) < 0.005:
-        return "less than 1% more"
-    return f"{abs(ratio - 1):.0%} {'more' if ratio > 1 else 'fewer'}"
+    return "less than 1% more" if abs(ratio - 1) < 0.005 else f"{abs(ratio - 1):.0%} {'more' if ratio > 1 else 'fewer'}"
 
 
 def _token(answer: ServingPlans, rows: ServingColumns, i: int) -> str:
     """Describe what a decode step takes, and what other requests' prompts, and stages that wait for a fuller batch, add to it."""
     step = answer.step_of(rows, i)
-    links = waited_links(step)
-    share = (
-        f"{float(step.comm_fraction):.0%} of it exposed communication over {', '.join(links)}" if links else "with no communication"
-    )
+    over = ", ".join(waited_links(step))
+    share = f"{float(step.comm_fraction):.0%} of it exposed communication over {over}" if over else "with no communication"
     takes = f"a decode step takes {format_seconds(float(step.step_s))}, {share}"
     more = float(rows.tpot_s[i] - step.step_s / step.question.techniques.per_step)
     stretched = not rows.mode[i] and answer.question.requests.output_len > 1 and more > 0.02 * float(rows.tpot_s[i])
@@ -504,29 +446,18 @@ def _token(answer: ServingPlans, rows: ServingColumns, i: int) -> str:
     return takes + (f"; other requests' prompts{uneven} add {format_seconds(more)} per token" if stretched else "")
 
 
-def _differ_in_pools(answer: ServingPlans, i: int, j: int) -> bool:
-    return bool(answer.plans.mode[i] != answer.plans.mode[j])
-
-
 def _name(answer: ServingPlans, i: int) -> str:
-    rows = answer.plans
-    return answer.workers(rows, i) + dtype_words(answer.question, int(rows.dtype[i]))
+    return answer.workers(answer.plans, i) + dtype_words(answer.question, int(answer.plans.dtype[i]))
 
 
-def explain_training(answer: TrainPlans, i: int) -> list[str]:
-    """Describe what binds plan ``i``, and how far it is behind the best, or ahead of the next."""
-    rows, b = answer.plans, answer.step_of(answer.plans, i)
-    lines = [answer.whole_words(rows, i), verdict(b, [])]
-    behind = float(rows.step_s[i] / rows.step_s[0]) - 1
-    if i == answer.recommended:
-        return lines + list(_compared_training(answer))
-    return lines + ([f"{behind:.1%} slower than the best"] if i else [])
-
-
-def _compared_training(answer: TrainPlans) -> Iterator[str]:
-    """Compare the recommended plan with the best, the next split of the GPUs, and the best of those that are simpler."""
+def explain_training(answer: TrainPlans, i: int) -> Iterator[str]:
+    """Describe what binds plan ``i`` and how far it is behind the best, or the recommended one ahead of its rivals."""
     q, rows, first = answer.question, answer.plans, answer.recommended
     kind = training_kinds(rows, q)
+    yield from (answer.whole_words(rows, i), verdict(answer.step_of(rows, i), []))
+    if i != first:
+        yield from [f"{float(rows.step_s[i] / rows.step_s[0]) - 1:.1%} slower than the best"] if i else []
+        return
     if first:
         best = f"the best is {_training_name(answer, 0)}: {_faster_words(answer, 0, first)}"
         yield words("doubted", lead=best, doubt=doubt_words(q))
@@ -570,8 +501,7 @@ class PoolUse(NamedTuple):
 
 
 def admitted_sequences(searched: ServingPlans, rows: ServingColumns, i: int) -> int:
-    """Return the sequences that each rank of row ``i`` may run at once, as requested if so, or 0 for the engine's own limit. More
-    sequences lengthen TPOT, so they are limited where a full rank would break its limit."""
+    """Return the most sequences of each rank of row ``i``, fewer where a full rank would break TPOT's limit. 0: the engine's."""
     put = searched.put(rows, i)
     if put.limits.max_num_seqs:
         return put.limits.max_num_seqs

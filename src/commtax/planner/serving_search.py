@@ -1,11 +1,8 @@
-"""Serving plans: price the whole grid of plans x concurrency at once, keep what meets the limits, rank, and say why.
-
-Splits of a cluster into workers for prompts and workers that decode are plans beside the others."""
+"""Serving plans, with one pool or two: price the grid of plans x concurrency at once, keep what meets the limits, rank, say why."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -20,7 +17,7 @@ from commtax.planner.exchanges import ExpertExchange, exchanges, refuse_unused
 from commtax.planner.space import Roomy, Space, figures, most_each, sizes, space
 from commtax.planner.splits import split, why_none
 from commtax.question import INPUT_LEN, MAX_CONCURRENCY, OUTPUT_LEN, Question
-from commtax.records import dataclass
+from commtax.records import dataclass, replace
 from commtax.rules.values import positive
 from commtax.spec import NO_TECHNIQUES, SERVING_AXES, Number, Plan
 from commtax.statement import Refusal
@@ -34,17 +31,14 @@ from commtax.verbs.settling import settle
 OBJECTIVES = ("throughput", "latency", "cost", "gpus")
 WORKLOADS = {"chat": (1024, 256), "rag": (8192, 512), "code": (2048, 128), "batch": (1024, 1024)}
 """Input and output tokens of usual workloads."""
-
 APART = "prompts on separate workers"
 LISTED = 20  # plans whose best concurrency is found exactly; those behind them are known to be behind
-PLACES = {
+PLACES = {  # to run at where no limit says, and when each is the one to choose
     "fastest": "each user's latency matters most",
     "balanced": "both latency and cost matter: many tokens/s at short request times",
     "most": "nobody waits for the answers: batch jobs, evaluation, synthetic data",
 }
-"""Places to run at where no limit says, and when each is the one to choose."""
-COARSE, FINE = 2, 8
-"""Loads to a doubling on the grid that all plans are priced on: a fine one leaves less between where little is expected."""
+COARSE, FINE = 2, 8  # loads to a doubling on a plan's first grid: a fine one leaves less between where little is expected
 DIP = 1.05  # a request may take up to this much less time when one more joins: steps are not smooth where collectives switch
 
 
@@ -69,16 +63,14 @@ def grounded(put: Question) -> Question:
     if goal.objective not in OBJECTIVES:
         raise Refusal.of(f"one of {', '.join(OBJECTIVES)}", OBJECTIVES, objective=goal.objective)
     if wanted.prefill_cluster and not wanted.disaggregated:
-        rule = "belongs to disaggregated plans, and disaggregated=False leaves those out"
-        raise refuse_place(wanted.prefill_cluster, rule)
+        raise refuse_place(wanted.prefill_cluster, "belongs to disaggregated plans, and disaggregated=False leaves those out")
     if wanted.prefill_cluster and wanted.output_len == 1:
         rule = "one output token leaves nothing to decode elsewhere; output_len is at least 2"
         raise refuse_place(wanted.prefill_cluster, rule)
     if goal.max_concurrency is not None:
         positive(max_concurrency=goal.max_concurrency)
     money.check(goal)
-    q = replace(columns.ground(put), plan=put.plan)
-    return check_lengths(q)
+    return check_lengths(replace(columns.ground(put), plan=put.plan))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,26 +93,28 @@ def search_ways(q: Question, first: int = 0, earlier: ServingColumns = NO_SERVIN
 
 
 def rank_priced(q: Question, priced: PricedPlans) -> ServingPlans:
-    """Found plans, best first, with which to run, where, and why the others lost."""
-    answer = ServingPlans(q, priced.count, plain=_without_techniques(q, priced), rejected=tuple(dict.fromkeys(priced.lost)))
+    """Return the good plans, best first, with which to run, where, and why the others lost."""
+    plain, bare = None, q.but(technique_sets=(), technique_layouts=())
+    if q.goal.technique_sets:
+        points = priced.points.take(np.flatnonzero(priced.points.exchange < len(exchanges(bare))))
+        plain = rank_briefly(bare, replace(priced, points=points))
+    answer = ServingPlans(q, priced.count, plain=plain, rejected=tuple(dict.fromkeys(priced.lost)))
     if q.techniques != NO_TECHNIQUES or q.plan.dcp > 1:
         every = priced.points  # of each kind the first is looked at, narrow ones first
         kinds = np.stack([every.ep, every.tp, every.dp, every.mode, every.exchange, every.prefill_tp, every.prefill_dp], axis=1)
         first = np.unique(kinds, axis=0, return_index=True)[1].tolist() if len(every) else list[int]()
         refuse_unused(q, [answer.workers_of(every, i) for i in first])
-    q, met = answer.question, columns.worst_limit_ratio(answer.question, priced.points) <= 1
+    met = columns.worst_limit_ratio(q, priced.points) <= 1
     good = priced.points.take(np.flatnonzero(met))
     plans, near = ranking.best_first(q, priced.points)
     slow = reasons.too_slow(answer, priced.points, met) if len(priced.points) else ()
     lost = reasons.with_unique_names([*answer.rejected, *slow])
-    passed_over = ranking.passed_over_plan(q, columns.order(q, good), good) if len(plans) else NO_SERVING
-    answer = replace(
-        answer, plans=plans, near=near, front=good.take(ranking.front_of(good)), passed_over=passed_over, rejected=lost
-    )
+    answer = replace(answer, plans=plans, near=near, front=good.take(ranking.front_of(good)), rejected=lost)
     if not len(plans):
         return answer
-    first = ranking.recommended_row(q, plans)
-    answer = replace(answer, recommended=first, places=tuple(_places(q, priced.points)) if depends_on_who_waits(q) else ())
+    first, passed_over = ranking.recommended_row(q, plans), ranking.passed_over_plan(q, columns.order(q, good), good)
+    places = tuple(_places(q, priced.points)) if depends_on_who_waits(q) else ()
+    answer = replace(answer, recommended=first, passed_over=passed_over, places=places)
     return replace(answer, rejected=reasons.with_unique_names([*answer.rejected, *reasons.families_behind(answer)]))
 
 
@@ -173,10 +167,7 @@ def _among_layouts(q: Question, pools: Sequence[Roomy], mode: int, first: int) -
 def having_room(
     q: Question, index: int, exchange: ExpertExchange, layouts: Sequence[tuple[int, ...]] | None = None
 ) -> tuple[Question, Space, list[Rejected], int]:
-    """Return the question in a type, plans with room for a request, rejected families, and the number of points.
-
-    ``layouts``: of these (tp, pp, dp, ep) alone.
-    """
+    """Return the question in a type, plans with room for a request (of these (tp, pp, dp, ep)), rejected families, and points."""
     put = q.but(weights_dtype=q.goal.dtypes[index], **exchange.changes)
     base = replace(columns.ground(put), what_if=put.what_if)
     whole = space(base, exchange)
@@ -201,10 +192,7 @@ def search(of: Roomy) -> ServingColumns:
 
 
 def search_beside(pools: Sequence[Roomy], earlier: ServingColumns, counted: Array) -> Iterator[ServingColumns]:
-    """Search other exchanges beside known plans. A load matters where it may beat the best known of its plan.
-
-    ``counted``: the share of a score that counts beside others, of each way.
-    """
+    """Search other exchanges beside known plans, with the share of each way's scores that counts beside others."""
     grids = [LoadGrid.of_plans(of, FINE, float(counted[of.exchange])) for of in pools]
     best = list(_best_scores(pools[0].question, earlier)) if pools else []
     for grid in grids:
@@ -215,12 +203,8 @@ def search_beside(pools: Sequence[Roomy], earlier: ServingColumns, counted: Arra
         yield from (grid.points, *inner[i])
 
 
-@dataclass(frozen=True, slots=True)
-class BestScores:
-    """What a score is known to reach: of each plan (type of weights, sizes), and what others must reach to be told of."""
-
-    by_plan: dict[tuple[int, ...], float]
-    least: float
+BestScores = tuple[dict[tuple[int, ...], float], float]
+"""What a score is known to reach: of each plan (type of weights, sizes), and what others must reach to be listed."""
 
 
 def _best_scores(q: Question, priced: ServingColumns) -> Iterator[BestScores]:
@@ -231,16 +215,15 @@ def _best_scores(q: Question, priced: ServingColumns) -> Iterator[BestScores]:
     keys = list(zip(*(getattr(first, name)[shared].astype(int).tolist() for name in ("dtype", *SERVING_AXES)), strict=True))
     for score, _, listed in _scores(q, priced, np.ones(len(priced))):
         best = _best_each(families, np.where(met, score, -np.inf), len(first))
-        yield BestScores(dict(zip(keys, best[shared].tolist(), strict=True)), _least(best, listed, power_margin(q)))
+        yield dict(zip(keys, best[shared].tolist(), strict=True)), _least(best, listed, power_margin(q))
 
 
 @dataclass(frozen=True, slots=True)
 class LoadGrid:
     """All plans of one way on a grid of loads.
 
-    A request takes no less time when others join, but for a dip where a collective changes its algorithm, so between two
-    grid points tokens/s is at most the next point's clients over this point's time. Intervals whose bound lies below a
-    bar, or that break a limit at both ends, are left out; ``DIP`` leaves room for the dips.
+    Between two grid points tokens/s is at most the next point's clients over this point's time, but for a ``DIP``. Intervals whose
+    bound lies below a bar, or that break a limit at both ends, are left out.
     """
 
     of: Roomy
@@ -275,16 +258,15 @@ class LoadGrid:
 
     def bars_beside(self, best: Sequence[BestScores]) -> list[Array]:
         """Return what each plan must reach to beat its known best, and to be listed."""
-        reached = ([one.by_plan.get(key, -np.inf) / self.counted for key in self._keys] for one in best)
-        return [np.maximum(one.least, values)[self.rows] for one, values in zip(best, reached, strict=True)]
+        reached = ([by_plan.get(key, -np.inf) / self.counted for key in self._keys] for by_plan, _ in best)
+        return [np.maximum(least, values)[self.rows] for (_, least), values in zip(best, reached, strict=True)]
 
     def raise_bests(self, best: Sequence[BestScores], rows: Array, points: ServingColumns) -> None:
         """Note what some points of these plans reach."""
         q, met = self.of.question, columns.worst_limit_ratio(self.of.question, points) <= 1
-        for one, (score, _, _) in zip(best, _scores(q, points, np.ones(len(points))), strict=True):
+        for (by_plan, _), (score, _, _) in zip(best, _scores(q, points, np.ones(len(points))), strict=True):
             reached = (_best_each(rows, np.where(met, score, -np.inf), len(self.of.plans)) * self.counted).tolist()
-            for key, value in zip(self._keys, reached, strict=True):
-                one.by_plan[key] = max(value, one.by_plan.get(key, -np.inf))
+            by_plan.update({key: max(value, by_plan.get(key, -np.inf)) for key, value in zip(self._keys, reached, strict=True)})
 
     def between(self, bars: Sequence[Array | float], best: Sequence[BestScores] = ()) -> Iterator[ServingColumns]:
         """Yield all loads inside intervals that may hold one above a bar, and record what they reach among the best."""
@@ -345,19 +327,10 @@ def power_margin(q: Question) -> float:
 
 
 def rank_briefly(q: Question, priced: PricedPlans) -> ServingPlans:
-    """Found plans, best first, and which to run."""
+    """Return the good or nearest plans, best first, and which to run."""
     plans, near = ranking.best_first(q, priced.points)
     answer = ServingPlans(q, priced.count, plans=plans, near=near)
     return replace(answer, recommended=ranking.recommended_row(q, plans)) if len(plans) else answer
-
-
-def _without_techniques(q: Question, priced: PricedPlans) -> ServingPlans | None:
-    """Return the plans without techniques, and which of them to run, where sets of techniques were tried."""
-    if not q.goal.technique_sets:
-        return None
-    bare = q.but(technique_sets=(), technique_layouts=())
-    points = priced.points.take(np.flatnonzero(priced.points.exchange < len(exchanges(bare))))
-    return rank_briefly(bare, replace(priced, points=points))
 
 
 def _places(q: Question, every: ServingColumns) -> Iterator[OperatingPoint]:
@@ -375,14 +348,17 @@ def _places(q: Question, every: ServingColumns) -> Iterator[OperatingPoint]:
 
 def best_load(answer: ServingPlans, i: int, changes: Mapping[str, object]) -> ServingColumns:
     """Return row ``i``'s layout with its question changed, at the best load within the limits, or no row."""
-    rows = answer.plans
-    run = answer.put(rows, i).but(replicas=int(rows.replicas[i]), **changes)
-    prompts = rows.prompter(i) if rows.mode[i] else None
+    every = row_at_loads(answer.plans, i, answer.put(answer.plans, i).but(replicas=int(answer.plans.replicas[i]), **changes))
+    return ranking.best_first(answer.question, every)[0].take(slice(1))
+
+
+def row_at_loads(rows: ServingColumns, i: int, run: Question, clients: int = 0) -> ServingColumns:
+    """Price row ``i`` as a question, at ``clients`` or all loads. There is no row where it cannot be run."""
     try:
-        every = at_loads(run, prompts, 0, int(rows.dtype[i]), int(rows.exchange[i]))
+        prompts = rows.prompter(i) if rows.mode[i] else None
+        return at_loads(run, prompts, clients, int(rows.dtype[i]), int(rows.exchange[i]))
     except ValueError:
         return rows.take(slice(0))
-    return ranking.best_first(answer.question, every)[0].take(slice(1))
 
 
 def at_loads(run: Question, prompts: Plan | None, clients: int, index: int, by: int) -> ServingColumns:

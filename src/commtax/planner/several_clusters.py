@@ -1,10 +1,8 @@
 """Plans on several clusters, ranked together: ``commtax.plan_several("llama-3.1-70b", ["4xl40s", "2xh100-sxm"], dtypes=("fp8",))``.
 
-Each cluster is searched as if it were alone, so the price of a plan does not depend on what it is compared with.
-"""
+Each cluster is searched as if it were alone."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import inf
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,7 +13,7 @@ from commtax.planner.alternatives import usual_limits
 from commtax.planner.columns import ServingPlans, request_s, standing_of
 from commtax.planner.money import Money, Prices, plan_money, price_per_cluster
 from commtax.question import Question
-from commtax.records import dataclass
+from commtax.records import dataclass, replace
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
 
@@ -61,7 +59,6 @@ class RankedPlan(NamedTuple):
 
 
 def same_plan(one: RankedPlan, other: RankedPlan) -> bool:
-    """Return whether both are one row of one answer."""
     return one.answer is other.answer and one.row == other.row
 
 
@@ -81,14 +78,16 @@ class SeveralPlans(Answer):
 
     @property
     def best(self) -> RankedPlan | None:
-        """The first of all."""
         return self.plans[0] if self.plans else None
+
+    @property
+    def _recommended(self) -> list[RankedPlan]:
+        return _rank_plans([RankedPlan(a, a.recommended) for a in self.answers if len(a.plans)], self.objective)
 
     @property
     def recommended(self) -> RankedPlan | None:
         """The plan to run: the first of what is recommended on each cluster."""
-        each = [RankedPlan(a, a.recommended) for a in self.answers if len(a.plans)]
-        return next(iter(_rank_plans(each, self.objective)), None)
+        return next(iter(self._recommended), None)
 
     @property
     def passed_over(self) -> RankedPlan | None:
@@ -100,8 +99,7 @@ class SeveralPlans(Answer):
     @property
     def beside(self) -> tuple[RankedPlan, ...]:
         """What is recommended on each of the other clusters, best first."""
-        each = [RankedPlan(a, a.recommended) for a in self.answers if len(a.plans)]
-        return tuple(_rank_plans(each, self.objective)[1:])
+        return tuple(self._recommended[1:])
 
     def listed(self, top: int) -> tuple[RankedPlan, ...]:
         """Return the first plans, among them each cluster's best and recommended ones, and the one that was passed over."""
@@ -131,12 +129,12 @@ def plan_several(
     if isinstance(clusters, str | Cluster) or not clusters:
         raise Refusal.about(clusters="name several, such as ['4xl40s', '2xh100-sxm']; commtax.plan takes one")
     prices = price_per_cluster(len(clusters), usd_per_gpu_hour)
-    wanted = {**options, "objective": objective or "cost"}
-    places = list(zip(clusters, prices, strict=True))
-    return _rank_searched(
-        lambda limits: [plan(model, place, usd_per_gpu_hour=usd, **wanted | limits) for place, usd in counting.counted(places)],
-        objective,
-    )
+    places, wanted = list(zip(clusters, prices, strict=True)), {**options, "objective": objective or "cost"}
+
+    def search(limits: dict[str, float]) -> list[ServingPlans]:
+        return [plan(model, place, usd_per_gpu_hour=usd, **wanted | limits) for place, usd in counting.counted(places)]
+
+    return _rank_searched(search, objective)
 
 
 def best_of_several(put: Sequence[Question], objective: str) -> SeveralPlans:
@@ -161,10 +159,8 @@ def rank_answers(answers: Sequence[ServingPlans], objective: str) -> SeveralPlan
     priced = [bool(a.question.goal.usd_per_gpu_hour) for a in answers]
     comparable = all(priced) if not objective else any(priced)
     objective = TOKENS if objective in ("", "cost") and not comparable else objective or "cost"
-    several = SeveralPlans(tuple(answers), objective)
-    return replace(
-        several, plans=tuple(_rank_plans([RankedPlan(a, row) for a in answers for row in range(len(a.plans))], objective))
-    )
+    plans = [RankedPlan(a, row) for a in answers for row in range(len(a.plans))]
+    return SeveralPlans(tuple(answers), objective, tuple(_rank_plans(plans, objective)))
 
 
 def leaders_of_ranking(ranking: Sequence[Ranked], places: Sequence[str], top: int) -> tuple[Ranked, ...]:
@@ -183,12 +179,7 @@ def _rank_plans(plans: Sequence[RankedPlan], objective: str) -> list[RankedPlan]
 def _burden(one: RankedPlan, objective: str) -> tuple[float, ...]:
     """Return what the objective minimises, then GPUs per token, GPUs and waits."""
     rows, i = one.answer.plans, one.row
-    by_gpu = -float(rows.tokens_per_s_per_gpu[i])
-    counts = {
-        "cost": one.money.usd_per_million_tokens or inf,
-        "throughput": -float(rows.tokens_per_s[i]),
-        "latency": float(request_s(one.answer.question, rows)[i]),
-        "gpus": float(rows.gpus[i]),
-        TOKENS: by_gpu,
-    }
-    return counts[objective], by_gpu, float(rows.gpus[i]), float(rows.ttft_s[i])
+    by_gpu, gpus, rate = -float(rows.tokens_per_s_per_gpu[i]), float(rows.gpus[i]), -float(rows.tokens_per_s[i])
+    usd, request = one.money.usd_per_million_tokens or inf, float(request_s(one.answer.question, rows)[i])
+    counts = {"cost": usd, "throughput": rate, "latency": request, "gpus": gpus, TOKENS: by_gpu}
+    return counts[objective], by_gpu, gpus, float(rows.ttft_s[i])

@@ -2,7 +2,7 @@
 cluster holds."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from commtax.judgement.confidence import Estimate
 from commtax.planner.columns import ColumnTable, ServingColumns, mean_cached_tokens
 from commtax.planner.exchanges import ExpertExchange
 from commtax.question import EVEN, MAX_CONCURRENCY, Question
-from commtax.records import dataclass
+from commtax.records import dataclass, replace
 from commtax.rules import legality
 from commtax.spec import SERVING_AXES, Cluster, Number, Plan
 from commtax.verbs.closed_loop import ClosedLoop, price_closed_loop
@@ -58,12 +58,9 @@ def space(q: Question, exchange: ExpertExchange) -> Space:
 
 
 def _all_plans(q: Question, multiple: int = 1, least: int = 1) -> Space:
-    """Return every plan, with the illegal ones, which are named later.
+    """Return every plan, also illegal ones, whose tp divides the heads or is at most 8, a ``multiple``, and not below ``least``.
 
-    What is tried depends on the cluster only by what fits on it, so that more GPUs never take a plan away. Degrees of tp
-    are those that divide the heads, and all up to 8. A mixture's attention may run data-parallel (dp > 1) with experts
-    over all of it; replicas of dense models are independent copies. Degrees of tp are multiples of
-    ``multiple``, and no less than ``least``.
+    A mixture's attention may run data-parallel (dp > 1) with experts over all of it.
     """
     model, gpus, heads = q.model, q.cluster.num_gpus, q.model.attention.num_heads
     degrees = [t for t in range(1, min(gpus, max(8, heads)) + 1) if heads % t == 0 or t <= 8]
@@ -89,19 +86,15 @@ def _wide_expert_plans(q: Question, exchange: ExpertExchange) -> Space:
 
 def _judged_space(q: Question, rows: list[tuple[int, int, int, int]]) -> Space:
     tp, pp, dp, ep = np.array(rows, dtype=int).reshape(-1, 4).T
-    plan = q.plan
-    kinds = Plan(order=plan.order, weights_dtype=plan.weights_dtype, redundant_experts=plan.redundant_experts, dcp=plan.dcp)
+    kinds = Plan(order=q.plan.order, weights_dtype=q.plan.weights_dtype, redundant_experts=q.plan.redundant_experts, dcp=q.plan.dcp)
     whole = replace(kinds, tp=tp, pp=pp, dp=dp, ep=ep)
     copies, codes = replicas(tp * pp * dp, tp, q.cluster), legality.codes(q.model, q.cluster, whole, q.engine)
     return Space(tp, pp, dp, ep, copies, codes * np.ones(len(rows), dtype=int), np.zeros(len(rows)))
 
 
 def replicas(group: Array, tp: Array, cluster: Cluster) -> Array:
-    """Count the copies that fit: several in a fast domain, or each on as many domains as it needs, whole tp groups in each.
-
-    What is left of the last domains, where a cluster does not end with one, holds copies too.
-    """
-    domains, left = divmod(cluster.num_gpus, cluster.domain)
+    """Count the copies that fit: several in a fast domain, or each on as many domains as it needs, whole tp groups in each."""
+    domains, left = divmod(cluster.num_gpus, cluster.domain)  # what is left of the last domains holds copies, too
     inside = cluster.domain // group * domains + left // group
     used = np.where(tp <= cluster.domain, cluster.domain // tp * tp, cluster.domain)  # of a domain, by a copy of several
     each, last = -(-group // used), -(-group // used) - 1
@@ -113,8 +106,7 @@ def replicas(group: Array, tp: Array, cluster: Cluster) -> Array:
 def workers_beside(copies: Array, group: int, other: int, cluster: Cluster) -> Array:
     """Count the workers of ``other`` GPUs that fit beside ``copies`` of ``group``. Below 0, not even those do.
 
-    Workers no larger than a fast domain are inside one, others have whole domains. Of all ways to spread the copies, so many a
-    domain, the best, which is never fewer in larger domains or more of them.
+    Workers no larger than a fast domain are inside one, others have whole domains. Of all ways to spread the copies, the best.
     """
     domains, left = divmod(cluster.num_gpus, cluster.domain)
     size, each = cluster.domain, -(-np.array([group, other]) // cluster.domain)
@@ -156,7 +148,12 @@ class Roomy:
         grid = self.plans.take(rows)
         if (most := self.question.goal.max_concurrency) is not None:
             grid = replace(grid, replicas=np.minimum(grid.replicas, most // (load * grid.dp)))
-        return columns(grid, load, simulated(self.question, grid, load), self.dtype, self.exchange)
+        priced = simulated(self.question, grid, load)
+        kinds = {"mode": 0, "exchange": self.exchange, "gpus": grid.group * grid.replicas, "prefill_replicas": 0}
+        shown = {**kinds, **sizes(grid), **figures(priced, priced.kv_tokens)}
+        clients, rate = load * grid.dp * grid.replicas, np.asarray(priced.tokens_per_s) * grid.replicas
+        one_pool = partial(ServingColumns.of, prefill_tp=0, prefill_dp=0)
+        return one_pool(len(grid), dtype=self.dtype, replicas=grid.replicas, concurrency=clients, tokens_per_s=rate, **shown)
 
 
 def most_each(q: Question, ranks: Number) -> Array:
@@ -172,41 +169,21 @@ def sizes(s: Space) -> dict[str, Array]:
 def at_once(base: Question, plans: Space) -> Array:
     """Return the requests that the cache of a copy has room for, with their states."""
     every = base.but(**sizes(plans))
-    return np.asarray(
-        np.minimum(plans.kv_tokens // (mean_cached_tokens(base) + state_tokens(every)), state_places(every, plans.kv_tokens))
-    )
+    cached = plans.kv_tokens // (mean_cached_tokens(base) + state_tokens(every))
+    return np.asarray(np.minimum(cached, state_places(every, plans.kv_tokens)))
 
 
 def simulated(base: Question, s: Space, clients: Array) -> ClosedLoop:
     """Price one copy of each plan under its load."""
-    return price_closed_loop(
-        settle(replan(base, **sizes(s), concurrency=clients * s.dp, kv_tokens=s.kv_tokens, disaggregated=False))
-    )
-
-
-def columns(grid: Space, load: Array, priced: ClosedLoop, dtype: int, exchange: int) -> ServingColumns:
-    return ServingColumns.of(
-        len(grid),
-        mode=0,
-        dtype=dtype,
-        exchange=exchange,
-        **sizes(grid),
-        replicas=grid.replicas,
-        gpus=grid.group * grid.replicas,
-        concurrency=load * grid.dp * grid.replicas,
-        **figures(priced, priced.kv_tokens),
-        tokens_per_s=np.asarray(priced.tokens_per_s) * grid.replicas,
-        prefill_tp=0,
-        prefill_dp=0,
-        prefill_replicas=0,
-    )
+    run = replan(base, **sizes(s), concurrency=clients * s.dp, kv_tokens=s.kv_tokens, disaggregated=False)
+    return price_closed_loop(settle(run))
 
 
 def figures(s: ClosedLoop, kv_tokens: Number) -> dict[str, Array]:
     """Return what a simulation tells of each load, with ``kv_tokens`` tokens of cache a copy."""
     headroom = 1 - s.running * (mean_cached_tokens(s.question) + s.state_tokens) / np.asarray(kv_tokens)
     times = {"ttft_s": s.ttft_s, "tpot_s": s.tpot_s, "sure_ttft_s": surely(s, "ttft_s"), "sure_tpot_s": surely(s, "tpot_s")}
-    return {name: np.asarray(value) for name, value in {"running": s.running, **times, "kv_headroom": headroom}.items()}
+    return {name: np.asarray(value) for name, value in (times | {"running": s.running, "kv_headroom": headroom}).items()}
 
 
 def surely(s: ClosedLoop, name: str) -> Number:

@@ -1,8 +1,5 @@
-"""Splits of a cluster into workers for prompts and workers that decode, as plans beside the others.
-
-Priced as ``commtax simulate --disaggregated`` prices one of them: the same network, with steps priced once for each kind of
-workers: tp alone inside a fast domain, or a mixture's attention data parallelism with experts over all ranks.
-"""
+"""Splits of a cluster into workers for prompts and workers that decode, as plans beside the others, priced as ``commtax simulate
+--disaggregated`` prices one of them. Workers have tp alone inside a fast domain, or attention data parallelism with experts."""
 
 from collections.abc import Iterator, Sequence
 
@@ -22,7 +19,7 @@ from commtax.question import EVEN, Goal, Question
 from commtax.records import dataclass, replace
 from commtax.rules import legality
 from commtax.rules.drafts import drafted_load
-from commtax.spec import Cluster, Number, Plan
+from commtax.spec import SERVING_AXES, Cluster, Number, Plan
 from commtax.units import plural
 from commtax.verbs.closed_loop import ClosedLoop, price_closed_loop
 from commtax.verbs.disaggregation import Disaggregation, decoding_of, network_of, prompting_of, where_prompts_run
@@ -32,14 +29,14 @@ from commtax.verbs.kv_caches import cache_tokens
 from commtax.verbs.settling import replan, settle
 from commtax.verbs.steps import decode_workload, step_bill
 
-COPIES = np.r_[1:65, (64 * 2 ** (np.arange(1, 129) / 8)).astype(int)]
-"""Decode workers that are tried: all up to 64, then eight to a doubling. The same on every cluster, so that more GPUs only add."""
-LOADS = unique_values(np.r_[1:17, (16 * 2 ** (np.arange(1, 65) / 4)).astype(int)])
-"""Clients of a rank that decodes that are tried: all up to 16, then four to a doubling; the best of a split is found exactly."""
+COPIES = np.r_[1:65, (64 * 2 ** (np.arange(1, 129) / 8)).astype(int)]  # decode workers that are tried, on every cluster the same
+LOADS = unique_values(np.r_[1:17, (16 * 2 ** (np.arange(1, 65) / 4)).astype(int)])  # clients of a rank that are tried at first
 SAME = 1e-3  # prompt workers that shorten requests by less than this are left out
 PIECES = 9  # that the room between two loads is cut into
 SMOOTH = 0.95  # of a split's most power is met on the grid
 SMALL = 32  # GPUs of a split that is tried for the price of its tokens: larger ones have the same shares of both kinds
+Priced = dict[str, Array]  # figures of splits (rows) under loads (columns) by name
+BESIDE = ("prefill_gpus", "request_s", "over", "good")  # figures that no column keeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +61,8 @@ class UnqueuedReplica:
         place = np.clip(np.searchsorted(self.loads, loads, "right") - 1, 0, max(0, len(self.loads) - 2))
         after = np.minimum(place + 1, len(self.loads) - 1)
         beyond = (loads - self.loads[place]) / np.maximum(1, self.loads[after] - self.loads[place])
-        ends = ((table[kind, place], table[kind, after]) for table in (self.per_s, self.alone_s))
-        per_s, alone_s = (low + (high - low) * beyond for low, high in ends)
+        low, high = (np.stack([table[kind, at] for table in (self.per_s, self.alone_s)]) for at in (place, after))
+        per_s, alone_s = low + (high - low) * beyond
         return per_s, alone_s
 
 
@@ -79,7 +76,6 @@ class PromptWorkers:
 
     @property
     def group(self) -> Array:
-        """GPUs of one."""
         return np.asarray(self.plan.num_gpus)
 
 
@@ -97,12 +93,10 @@ class DecodeWorkers:
 
     @property
     def ranks(self) -> int:
-        """Ranks of attention data parallelism."""
         return int(self.question.plan.dp)
 
     @property
     def group(self) -> int:
-        """GPUs of a copy."""
         return int(self.question.plan.num_gpus)
 
     def network(self, kind: Array, clients: Number, copies: Number, workers: Number | None) -> QueueNetwork:
@@ -124,23 +118,22 @@ class DecodeWorkers:
 
 
 def split(pools: Sequence[Roomy]) -> ServingColumns:
-    """Prompt workers and decode copies of one kind each, with no more workers than help.
-
-    A single output token leaves nothing to decode.
-    """
+    """Return prompt workers and decode copies of one kind each, with no more workers than help."""
     wanted = pools[0].question.requests if pools else None
-    if wanted is None or wanted.output_len == 1 or not wanted.disaggregated:
+    if wanted is None or wanted.output_len == 1 or not wanted.disaggregated:  # a single output token leaves nothing to decode
         return NO_SERVING
-    sizes = prompt_sizes(pools)
-    parts = list[ServingColumns]()
+    sizes, parts = prompt_sizes(pools), list[ServingColumns]()
     for of in counting.counted(pools):
         ahead, load = dict[bool, PromptWorkers](), load_of(of.question)
         for i in counting.counted(simple_workers(of.question, of.plans, wanted.prefill_cluster is not None).tolist()):
             spread = bool(of.plans.ep[i] > 1)
             if spread not in ahead:
                 ahead[spread] = prompters(of, load, sizes, spread)
-            copies = _copies(of, i, load, ahead[spread])
-            parts.append(_rows(copies, of))
+            kv, one = float(of.plans.kv_tokens[i]), replan(of.question, **of.plans.sizes(i))
+            seats = int(min(of.most_clients[i], step_limits(one)[1]))
+            most = min(2 * seats, int(most_each(of.question, one.plan.dp)))  # others are where prompts are computed
+            longer = _confidence_factor(one, load, seats, kv)
+            parts.append(_rows(DecodeWorkers(one, load, full_copy(one, load, kv), most, longer, kv, ahead[spread]), of))
     return ServingColumns.joined(parts)
 
 
@@ -178,8 +171,7 @@ def prompters(of: Roomy, load: ClosedLoopLoad, sizes: Array, spread: bool) -> Pr
     kv = np.broadcast_to(cache_tokens(workers), legal.sum())
     roomy = (kv >= base.requests.tokens) & starts(workers)
     workers, kv = where_prompts_run(base, tp=tp[legal][roomy], dp=dp[legal][roomy], ep=ep[legal][roomy]), kv[roomy]
-    priced = prompting_of(workers, load, 1, kv)[0]
-    columns = (np.broadcast_to(x, kv.shape) for x in priced.columns)
+    columns = (np.broadcast_to(x, kv.shape) for x in prompting_of(workers, load, 1, kv)[0].columns)
     return PromptWorkers(workers.plan, PromptStation(1, *columns), _sure_ttft(workers, kv, base))
 
 
@@ -191,14 +183,6 @@ def _sure_ttft(workers: Question, kv: Array, base: Question) -> Array:
     if base.requests.prefill_cluster:  # ranges are those of both chips, whichever does what
         alone = replace(alone, question=alone.question.but(prefill_cluster=base.cluster))
     return np.broadcast_to(surely(alone, "ttft_s") / alone.ttft_s, kv.shape)
-
-
-def _copies(of: Roomy, i: int, load: ClosedLoopLoad, ahead: PromptWorkers) -> DecodeWorkers:
-    plans, kv = of.plans, float(of.plans.kv_tokens[i])
-    one = replan(of.question, tp=int(plans.tp[i]), dp=int(plans.dp[i]), ep=int(plans.ep[i]))
-    seats = int(min(of.most_clients[i], step_limits(one)[1]))
-    most = min(2 * seats, int(most_each(of.question, one.plan.dp)))  # others are where prompts are computed
-    return DecodeWorkers(one, load, full_copy(one, load, kv), most, _confidence_factor(one, load, seats, kv), kv, ahead)
 
 
 def why_none(base: Question, roomy: Space) -> str:
@@ -234,11 +218,7 @@ def _confidence_factor(one: Question, load: ClosedLoopLoad, most: int, kv: float
 
 
 def _splits(of: DecodeWorkers) -> tuple[SplitRows, bool]:
-    """Return all splits, and whether fewer prompt workers than fit may do.
-
-    For tokens a GPU or for fewest GPUs every small split counts. Else more prompt workers are never worse, as long as they
-    stay in the copies' own domain or have left it anyway: all that fit, and help.
-    """
+    """Return all splits, small ones alone where GPUs or dollars count, and whether fewer prompt workers than fit may do."""
     cluster, ahead, groups = of.question.cluster, of.question.requests.prefill_cluster, list(enumerate(of.ahead.group.tolist()))
     small = of.question.goal.objective in ("cost", "gpus")
     if ahead:
@@ -246,6 +226,7 @@ def _splits(of: DecodeWorkers) -> tuple[SplitRows, bool]:
         room = replicas(of.ahead.group, np.asarray(of.ahead.plan.tp), ahead).tolist()
         parts = [(kind, *_on_two_clusters((of.group, most), (n, room[kind]), small)) for kind, n in groups]
     else:
+        # More prompt workers are never worse, as long as they stay in the copies' domain or have left it anyway.
         one = replace(cluster, num_hosts=max(1, cluster.domain // cluster.gpus_per_host))
         places = (cluster, one) if cluster.num_gpus > cluster.domain and not small else (cluster,)
         parts = [(kind, *_replicas_and_workers(place, of.group, n, small)) for kind, n in groups for place in places]
@@ -296,12 +277,13 @@ def _rows(of: DecodeWorkers, roomy: Roomy) -> ServingColumns:
         parts += _loads_between(early, rows, loads, grid["good"], free)
     if not of.question.goal.times:
         parts.append(_most_powerful_loads(of, rows, loads, grid, free))
-    return ServingColumns.joined([_columns(of, part, roomy) for part in parts])
+    plan = of.question.plan
+    kinds: dict[str, Number] = {"mode": 1, "exchange": roomy.exchange, **{axis: getattr(plan, axis) for axis in SERVING_AXES}}
+    shown = ({name: value for name, value in part.items() if name not in BESIDE} for part in parts)
+    return ServingColumns.joined([ServingColumns.of(len(part["gpus"]), dtype=roomy.dtype, **kinds, **part) for part in shown])
 
 
-def _loads_between(
-    of: DecodeWorkers, rows: SplitRows, loads: Array, good: Array, free: UnqueuedReplica | None
-) -> Iterator[dict[str, Array]]:
+def _loads_between(of: DecodeWorkers, rows: SplitRows, loads: Array, good: Array, free: UnqueuedReplica | None) -> Iterator[Priced]:
     """Yield the most clients of a rank between a good load and one that is not: times never fall when one joins."""
     first = np.where(good, np.arange(loads.shape[1]), -1).max(1)
     gaps = np.flatnonzero((first >= 0) & (first + 1 < loads.shape[1]))
@@ -316,9 +298,7 @@ def _loads_between(
     yield {name: value[:, 0] for name, value in _price_splits(of, rows, low[:, None], free).items()}
 
 
-def _most_powerful_loads(
-    of: DecodeWorkers, rows: SplitRows, loads: Array, grid: dict[str, Array], free: UnqueuedReplica | None
-) -> dict[str, Array]:
+def _most_powerful_loads(of: DecodeWorkers, rows: SplitRows, loads: Array, grid: Priced, free: UnqueuedReplica | None) -> Priced:
     """Return the load with most tokens/s over the time of a request, which has one peak, for each split near the best."""
     power = grid["tokens_per_s"] / grid["request_s"] / (grid["gpus"] if of.question.goal.objective == "cost" else 1)
     hopeful = np.flatnonzero(power.max(1) >= SMOOTH / (1 + margin(of.question)) ** 2 * power.max())
@@ -330,8 +310,7 @@ def _most_powerful_loads(
         priced = _price_splits(of, rows, inner, free)
         best = (priced["tokens_per_s"] / priced["request_s"]).argmax(1)
         low, high = (inner[place, np.clip(best + step, 0, PIECES)] for step in (-1, 1))
-    inner = np.minimum(low[:, None] + np.arange(3), high[:, None])
-    priced = _price_splits(of, rows, inner, free)
+    priced = _price_splits(of, rows, np.minimum(low[:, None] + np.arange(3), high[:, None]), free)
     best = (priced["tokens_per_s"] / priced["request_s"]).argmax(1)
     return {name: value[place, best] for name, value in priced.items()}
 
@@ -350,8 +329,7 @@ def _enough(of: DecodeWorkers, rows: SplitRows, loads: Array, free: UnqueuedRepl
 
 
 def _price_splits(of: DecodeWorkers, rows: SplitRows, loads: Array, free: UnqueuedReplica | None) -> dict[str, Array]:
-    """Price splits (rows) under loads (columns): their figures, how far they exceed the limits, and whether they are within
-    them."""
+    """Price splits (rows) under loads (columns): their figures, and how far they exceed the limits."""
     q, kind, copies = of.question, rows.kind[:, None], rows.copies[:, None]
     workers = np.broadcast_to(rows.fit[:, None], loads.shape) if free is None else _enough(of, rows, loads, free)
     clients = copies * loads * of.ranks
@@ -362,36 +340,18 @@ def _price_splits(of: DecodeWorkers, rows: SplitRows, loads: Array, free: Unqueu
     ttft, tpot, ahead = served.ttft_s, served.tpot_s, of.ahead
     times = {"ttft_s": ttft, "tpot_s": tpot, "sure_ttft_s": ttft * ahead.sure_ttft[kind], "sure_tpot_s": tpot * of.longer[batch]}
     request_s = ttft + (of.load.output_len - 1) * tpot
-    with np.errstate(over="ignore"):  # as in ``columns.over``
+    with np.errstate(over="ignore"):  # as in ``columns.worst_limit_ratio``
         over = np.maximum(times["sure_ttft_s"] / q.goal.ttft_s, times["sure_tpot_s"] / q.goal.tpot_s)
-    priced = {
-        "replicas": copies,
-        "gpus": copies * of.group + workers * ahead.group[kind],
-        "prefill_tp": spread(ahead.plan.tp, kind),
-        "prefill_dp": spread(ahead.plan.dp, kind),
-        "prefill_replicas": workers,
-        "concurrency": clients,
-        "running": passed.seqs,
-        **times,
-        "tokens_per_s": clients / request_s * of.load.output_len,
-        "kv_headroom": 1 - np.minimum(passed.seqs, loads) * mean_cached_tokens(q) / of.kv_tokens,
-        "prefill_gpus": workers * ahead.group[kind],
-        "request_s": request_s,
-        "over": over,
-        "good": over <= 1,
-    }
-    return {name: np.broadcast_to(value, loads.shape) for name, value in priced.items()}
-
-
-def _columns(of: DecodeWorkers, priced: dict[str, Array], roomy: Roomy) -> ServingColumns:
-    shown = {name: value for name, value in priced.items() if name not in ("prefill_gpus", "request_s", "over", "good")}
-    plan, kinds = of.question.plan, {"mode": 1, "dtype": roomy.dtype, "exchange": roomy.exchange}
-    return ServingColumns.of(len(shown["gpus"]), **kinds, tp=plan.tp, pp=1, dp=plan.dp, ep=plan.ep, **shown)
+    prefill_gpus, headroom = workers * ahead.group[kind], 1 - np.minimum(passed.seqs, loads) * mean_cached_tokens(q) / of.kv_tokens
+    prompts = {"prefill_tp": spread(ahead.plan.tp, kind), "prefill_dp": spread(ahead.plan.dp, kind), "prefill_replicas": workers}
+    rate, gpus = clients / request_s * of.load.output_len, copies * of.group + prefill_gpus
+    loaded = {"replicas": copies, "gpus": gpus, "concurrency": clients, "running": passed.seqs, "tokens_per_s": rate}
+    beside = {"kv_headroom": headroom, "prefill_gpus": prefill_gpus, "request_s": request_s, "over": over, "good": over <= 1}
+    return {name: np.broadcast_to(value, loads.shape) for name, value in (prompts | times | loaded | beside).items()}
 
 
 def _best_loads(goal: Goal, grid: dict[str, Array]) -> Array:
-    """Select loads (columns) of splits (rows): the best of each split within the limits, or the nearest, and at each load the split
-    with most per GPU. Without limits the shortest requests of each split count too."""
+    """Select the best or nearest load (column) of each split (row), the split with most per GPU at each, and shortest requests."""
     over, good, rate = grid["over"], grid["good"], grid["tokens_per_s"]
     each = paid(goal, grid["gpus"], grid["prefill_gpus"]) if goal.objective == "cost" else grid["gpus"]
     value = {"throughput": rate, "latency": 1 / grid["request_s"]}.get(goal.objective, rate / each)

@@ -1,22 +1,21 @@
 """Techniques in a search: those that gain on the leading plans are tried, alone and together, on all plans that are listed."""
 
-import math
 from collections.abc import Collection, Iterator
-from dataclasses import replace
-from math import log
+from math import inf, log
 from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 
 from commtax.catalog.techniques import DRAFTS, NONE, changes_of, technique, techniques
 from commtax.judgement.gains import UNDECIDED, is_worth_telling, verdict_on_gain
-from commtax.planner.columns import ServingColumns, ServingPlans, objective_value, sizes_of, worst_limit_ratio
+from commtax.planner.columns import ServingColumns, ServingPlans, objective_value, worst_limit_ratio
 from commtax.planner.exchanges import exchanges
 from commtax.planner.ranking import LEAST, least_gain
 from commtax.planner.reasons import grown_times
-from commtax.planner.serving_search import at_loads, best_load, grounded, rank_briefly, rank_priced, search_ways
+from commtax.planner.serving_search import best_load, grounded, rank_briefly, rank_priced, row_at_loads, search_ways
 from commtax.question import AUTO, OfferedRequests, Question
-from commtax.records import dataclass
+from commtax.records import replace
 from commtax.rules.drafts import accepted_as
 from commtax.spec import NO_TECHNIQUES, SERVING_AXES, Technique
 from commtax.statement import Note
@@ -27,17 +26,9 @@ from commtax.verbs.worth import Scale, TechniqueWorth, questioned, why_start_is_
 from commtax.words import words
 
 COUNT, LEVEL = thresholds(__name__)
-SEARCHED = frozenset(("ep_backend", "library", "cp"))
-"""Fields that a search tries by itself, or that change how many GPUs a plan has."""
-PROMPTS = ("overlap", "collectives", "experts")
-DECODES = (*PROMPTS, "context", "drafts")
-"""Groups of techniques that may shorten a step of either kind; what moves or keeps caches is no part of one."""
-
-
-def prompt_step(q: Settled) -> Settled:
-    """Return a full step of prompts of the same plan, which checks no drafts."""
-    tokens = int(max(1, min(q.limits.max_num_batched_tokens or q.engine.serves.max_batched_tokens, q.model.max_len)))
-    return q.but(phase="prefill", batch=1, context=tokens, speculative=0, drafter="")
+SEARCHED = frozenset(("ep_backend", "library", "cp"))  # fields that a search tries by itself, or that change a plan's GPUs
+PROMPTS = ("overlap", "collectives", "experts")  # groups of techniques that may shorten a step of prompts …
+DECODES = (*PROMPTS, "context", "drafts")  # … or a decode step
 
 
 def technique_sets_of(text: str) -> tuple[str, ...]:
@@ -52,7 +43,7 @@ def technique_sets_of(text: str) -> tuple[str, ...]:
 def search_with_techniques(put: Question) -> ServingPlans:
     """Search, then try the techniques that gain on the leading plans on the best of those that are listed."""
     stated = tuple(one for one in put.goal.technique_sets if one != AUTO)
-    q = grounded(_with_sets(put, stated, ()))
+    q = grounded(put.but(technique_sets=stated, technique_layouts=()))
     priced = search_ways(q)
     plain = rank_briefly(q, priced)
     gaining = dict.fromkeys(text for i in _leading(plain) for text in _gaining_sets(plain, i))
@@ -64,7 +55,7 @@ def search_with_techniques(put: Question) -> ServingPlans:
     searched = len(plain.exchanges)
     layouts = _layouts(plain, priced.points) + tuple(x for text in {*stated, sets[0]} for x in _layouts_with(put, text, plain))
     while True:  # again where a plan to run has a technique that adds too little there
-        wider = _with_sets(q, sets, tuple(sorted(set(layouts))))
+        wider = q.but(technique_sets=sets, technique_layouts=tuple(sorted(set(layouts))))
         priced = priced.beside(search_ways(wider, searched, priced.points))
         answer, searched = rank_priced(wider, priced), len(exchanges(wider))
         if not (lean := next((text for text in _lean_sets(answer) if text not in sets), "")):
@@ -88,18 +79,14 @@ def _lean_sets(answer: ServingPlans) -> Iterator[str]:
 def _value_with(answer: ServingPlans, rows: ServingColumns, i: int, named: tuple[str, ...]) -> float:
     """Return the objective of row ``i`` with only some techniques, or 0 where they cannot be had."""
     way, q = replace(answer.exchanges[int(rows.exchange[i])], techniques=",".join(named)), answer.question
-    index, replicas = int(rows.dtype[i]), int(rows.replicas[i])
-    run = replan(q, weights_dtype=q.goal.dtypes[index], replicas=replicas, **sizes_of(rows, i), **way.changes)
-    prompts = rows.prompter(i) if rows.mode[i] else None
-    try:
-        return float(objective_value(q, at_loads(run, prompts, int(rows.concurrency[i]), index, int(rows.exchange[i])))[0])
-    except ValueError:
-        return 0.0
+    kinds = {"weights_dtype": q.goal.dtypes[int(rows.dtype[i])], "replicas": int(rows.replicas[i]), **way.changes}
+    priced = row_at_loads(rows, i, replan(q, **rows.sizes(i), **kinds), int(rows.concurrency[i]))
+    return float(max(objective_value(q, priced), default=0.0))
 
 
 def _layouts_with(put: Question, text: str, plain: ServingPlans) -> tuple[tuple[int, ...], ...]:
     """Return the best layouts of a search whose every plan has some techniques: they are not always the best without."""
-    with_them = grounded(_with_sets(put.but(**changes_of(text)), (), ()))
+    with_them = grounded(put.but(technique_sets=(), technique_layouts=(), **changes_of(text)))
     if exchanges(with_them) != plain.exchanges:  # techniques that are ways to reach experts themselves
         return ()
     priced = search_ways(with_them)
@@ -110,8 +97,8 @@ def with_techniques_at_rate(put: Question, sets: tuple[str, ...]) -> Question:
     """Add to a rate's question the techniques of the best plan by the closed form within its limits, of those for fleets."""
     kinds = {"ttft_s": ("ttft",), "tpot_s": ("tpot", "itl")}  # limits that a mean time has to keep, too
     strictest = {name: [limit for which, limit in put.goal.slo if which.split("_")[0] in kind] for name, kind in kinds.items()}
-    limits = {name: min(some, default=math.inf) for name, some in strictest.items()}
-    loop = put.but(**limits, slo=(), objective="throughput", technique_sets=sets, offered=OfferedRequests(), num_prompts=math.inf)
+    limits = {name: min(some, default=inf) for name, some in strictest.items()}
+    loop = put.but(**limits, slo=(), objective="throughput", technique_sets=sets, offered=OfferedRequests(), num_prompts=inf)
     plans = search_with_techniques(loop)
     rows = plans.plans if len(plans.plans) else plans.near
     ways = [plans.exchanges[int(by)] for by in rows.exchange]  # those of experts on many ranks are tried with two pools alone
@@ -121,23 +108,19 @@ def with_techniques_at_rate(put: Question, sets: tuple[str, ...]) -> Question:
 
 
 def _layouts(plain: ServingPlans, every: ServingColumns) -> tuple[tuple[int, ...], ...]:
-    """Return the best plans' layouts, with each exchange that stays near the best there, and those of prompt workers.
-
-    Each is (exchange, mode, tp, pp, dp, ep), both for one pool and for two.
-    """
+    """Return (exchange, mode, tp, pp, dp, ep) of the best plans, with each exchange near the best there, and of prompt workers."""
     best = plain.plans.take(np.unique([*range(min(COUNT.layouts, len(plain.plans))), *_leading(plain)]))
     apart = best.take(best.mode == 1)
     senders_of = zip(apart.prefill_tp.tolist(), apart.prefill_dp.tolist(), strict=True)
     prompts = [(int(tp), 1, int(dp), int(tp * dp) if dp > 1 else 1) for tp, dp in senders_of]
-    wanted = {(mode, *sizes_of(rows, i).values()) for mode, rows in enumerate((best, apart)) for i in range(len(rows))}
+    wanted = {(mode, *rows.sizes(i).values()) for mode, rows in enumerate((best, apart)) for i in range(len(rows))}
     near = {(by, mode, *sizes) for by, mode, *sizes in _near_layouts(plain, every) if (mode, *sizes) in wanted}
     senders = {(by, 1, *sizes) for by in {by for by, mode, *_ in near if mode == 1} for sizes in prompts}
     return tuple(sorted(near | senders))
 
 
 def _near_layouts(plain: ServingPlans, every: ServingColumns) -> Iterator[tuple[int, ...]]:
-    """Yield (exchange, mode, tp, pp, dp, ep) of all plans within the limits whose exchange is near the best on that layout, and
-    near the same kernels with another number of copies."""
+    """Yield (exchange, mode, tp, pp, dp, ep) of plans within the limits whose exchange is near the best on that layout."""
     q = plain.question
     good = every.take(np.flatnonzero(worst_limit_ratio(q, every) <= 1))
     table = np.stack([getattr(good, name) for name in ("mode", *SERVING_AXES, "exchange")]).astype(int)
@@ -153,10 +136,6 @@ def _near_layouts(plain: ServingPlans, every: ServingColumns) -> Iterator[tuple[
             yield by, *layout
 
 
-def _with_sets(put: Question, sets: tuple[str, ...], layouts: tuple[tuple[int, ...], ...]) -> Question:
-    return put.but(technique_sets=sets, technique_layouts=layouts)
-
-
 def _leading(plain: ServingPlans) -> list[int]:
     """Return the plan to run, the best, and the best of other kinds: of separate prompt workers, of experts on many ranks."""
     rows = plain.plans
@@ -168,13 +147,13 @@ def _leading(plain: ServingPlans) -> list[int]:
 
 
 def _gaining_sets(plain: ServingPlans, i: int) -> Iterator[str]:
-    """Yield what gains on the decode step of plan ``i`` or on a step of its prompts, joined while the next gains on top, and both
-    together; and what makes room for more requests."""
+    """Yield what gains on the decode step of plan ``i`` or a full step of prompts, both together, and what makes room for more."""
     decode = plain.step_of(plain.plans, i).question
     scale = Scale(decode, flips=False)
     able = [row for row in map(scale.row, _searched(DECODES)) if not row.refused and row.fits]
     together = _joined(scale, able)
-    prompts = Scale(prompt_step(decode), flips=False)
+    tokens = min(decode.limits.max_num_batched_tokens or decode.engine.serves.max_batched_tokens, decode.model.max_len)
+    prompts = Scale(decode.but(phase="prefill", batch=1, context=int(max(1, tokens)), speculative=0, drafter=""), flips=False)
     ahead = _joined(prompts, [row for row in map(prompts.row, _searched(PROMPTS)) if not row.refused])
     both = _union(ahead, together, scale)
     covered = {*together.split(",")} < {*both.split(",")} and scale.gain(both) >= scale.gain(together or NONE)
@@ -225,7 +204,8 @@ def kept_settings(answer: ServingPlans) -> Iterator[Note]:
         without = best_load(answer, i, changes)
         if len(without) and is_worth_telling(gain := _worth(answer, without) / _worth(answer, answer.plans, i)):
             load = plural(int(without.concurrency[0]), "client")
-            costs.append(f"{flag}: {gain - 1:+.0%} tokens/s at {load}{_grown(without, _row(answer))}")
+            grown = _grown(without, answer.plans.row(answer.recommended))
+            costs.append(f"{flag}: {gain - 1:+.0%} tokens/s at {load}{grown}")
             why = why_start_is_lost(servers, servers.but(**changes))
             lost += [f"; without {flag} {why}"] if why else []
     if costs:
@@ -234,8 +214,7 @@ def kept_settings(answer: ServingPlans) -> Iterator[Note]:
         yield words("settings-free", settings=listed([flag for _, flag, _ in kept]))
 
 
-@dataclass(frozen=True, slots=True)
-class UntriedTechniques:
+class UntriedTechniques(NamedTuple):
     """Techniques that were not requested, on a recommended layout at its best load, and the plan's worth with them over without."""
 
     techniques: str
@@ -256,7 +235,7 @@ def untried_techniques(answer: ServingPlans) -> UntriedTechniques | None:
 def untried_gain(answer: ServingPlans) -> Iterator[Note]:
     """Yield the gain of those at the plan's load, then what the limits admit with them and how to have it."""
     if untried := untried_techniques(answer):
-        row, alike, text = _row(answer), _same_load_words(answer, untried), untried.techniques
+        row, alike, text = answer.plans.row(answer.recommended), _same_load_words(answer, untried), untried.techniques
         assumed = _assumed(answer.question, text)
         if alike:
             yield words("technique-same-load", techniques=text, gain=alike, assumed=assumed)
@@ -268,10 +247,9 @@ def untried_gain(answer: ServingPlans) -> Iterator[Note]:
 def _same_load_words(answer: ServingPlans, untried: UntriedTechniques) -> str:
     """Describe the gain at the plan's load with its range, as ``worth`` judges it. For two pools it is ""."""
     rows, i = answer.plans, answer.recommended
-    clients = int(rows.concurrency[i])
     if rows.mode[i]:
         return ""
-    put = answer.put(rows, i).but(concurrency=clients // int(rows.replicas[i]), disaggregated=False)
+    put = answer.put(rows, i).but(concurrency=int(rows.concurrency[i]) // int(rows.replicas[i]), disaggregated=False)
     scale = Scale(settle(put), True, flips=False)
     groups = {technique(word.partition("=")[0]).group for word in untried.techniques.split(",")}
     group = DRAFTS if DRAFTS in groups else ""
@@ -286,25 +264,21 @@ def shared_gain(answer: ServingPlans) -> Iterator[Note]:
     text = ",".join(answer.turned_on(answer.plans, i))
     if not plain or not len(plain.plans) or not text:
         return
-    name, row = plain.gpu_words(plain.plans, plain.recommended), _row(plain)
+    name, row = plain.gpu_words(plain.plans, plain.recommended), plain.plans.row(plain.recommended)
     whole = _worth(answer, answer.plans, i) / _worth(plain, row)
-    alike = best_load(plain, plain.recommended, changes_of(text))
+    alike, assumed = best_load(plain, plain.recommended, changes_of(text)), _assumed(answer.question, text)
     total = f"{whole:.2f} x the best plan to run without techniques, {name} with {_load_words(row)}"
     if not len(alike):
         limits = " within the limits" if answer.question.goal.times else ""
-        yield words("technique-alone", total=total, techniques=text, limits=limits, assumed=_assumed(answer.question, text))
+        yield words("technique-alone", total=total, techniques=text, limits=limits, assumed=assumed)
         return
     part = _worth(plain, alike) / _worth(plain, row)
     gain = f"{text} brings {part:.2f} x on that layout ({_load_words(alike)}{_grown(alike, row)}), this layout {whole / part:.2f} x"
-    yield words("technique-share", total=total, gain=gain, assumed=_assumed(answer.question, text))
+    yield words("technique-share", total=total, gain=gain, assumed=assumed)
 
 
 def _worth(answer: ServingPlans, rows: ServingColumns, i: int = 0) -> float:
     return float(objective_value(answer.question, rows)[i])
-
-
-def _row(answer: ServingPlans) -> ServingColumns:
-    return answer.plans.take(slice(answer.recommended, answer.recommended + 1))
 
 
 def _grown(rows: ServingColumns, before: ServingColumns) -> str:

@@ -3,7 +3,6 @@
 import itertools
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from commtax.judgement.margins import margin
 from commtax.planner.columns import DEGREES, SIZED, Rejected, TrainColumns, TrainPlans
 from commtax.planner.ranking import simplest, training_kinds
 from commtax.question import Question
+from commtax.records import replace
 from commtax.rules.values import positive
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.settling import settle
@@ -46,10 +46,7 @@ def search_training(put: Question) -> TrainPlans:
 
 
 def _widest_first(answer: TrainPlans, grid: TrainColumns, budget: float) -> TrainColumns:
-    """Return the widest data parallelism of each split, then what could still be faster although it leaves GPUs idle.
-
-    No plan takes less time than its GPUs need at their peak, so whatever is left out is slower than the fastest found.
-    """
+    """Return the widest data parallelism of each split, then what at its GPUs' peak could still be faster although some idle."""
     split = np.unique(np.stack([grid.tp, grid.pp, grid.cp]), axis=1, return_inverse=True)[1].ravel()
     most = np.zeros(int(split.max(initial=0)) + 1, dtype=int)
     np.maximum.at(most, split, grid.dp)
@@ -77,10 +74,7 @@ def _priced(index: int, kind: Question, able: TrainColumns) -> TrainColumns:
 
 
 def _in_other_chunks(answer: TrainPlans, every: TrainColumns, budget: float) -> tuple[TrainPlans, TrainColumns]:
-    """Return all rows, and those whose bubble alone may keep them behind the fastest in other counts of chunks.
-
-    They are tried where virtual stages share the layers evenly, embedding and head as a layer each or as none.
-    """
+    """Return all rows, and those whose bubble alone may keep them behind the fastest in other counts of chunks."""
     fits = every.take(every.memory_bytes <= budget)
     unhindered = fits.step_s * (1 - fits.bubble_fraction)
     hopeful = fits.take((fits.pp > 1) & (unhindered <= WITHIN * fits.step_s.min(initial=np.inf)))
@@ -89,7 +83,7 @@ def _in_other_chunks(answer: TrainPlans, every: TrainColumns, budget: float) -> 
     for zero, recompute in dict.fromkeys(ways):
         rows = hopeful.take(np.array([one == (zero, recompute) for one in ways]))
         sizes = np.unique(np.stack([getattr(rows, name) for name in SIZED]), axis=1)
-        layers = answer.question.model.num_layers + np.arange(3)[:, None]
+        layers = answer.question.model.num_layers + np.arange(3)[:, None]  # embedding and head are a layer each or none
         most = int(np.max(most_chunks(int(layers[0, 0]), rows.pp)))
         for chunks in (n for n in range(2, most + 1) if n not in CHUNKS and not np.all(layers % (n * rows.pp))):
             kind = answer.question.but(zero=zero, recompute=recompute, schedule="interleaved", chunks=chunks)
@@ -133,16 +127,11 @@ def _grid(base: Question) -> TrainColumns:
 
 
 def unpriced(*sizes: Array) -> TrainColumns:
-    """Return plans by their sizes, without figures."""
-    columns: dict[str, Array | float] = dict.fromkeys(TrainColumns.names(), 0)
-    return TrainColumns.of(len(sizes[0]), **(columns | dict(zip(SIZED, sizes, strict=True))))
+    return TrainColumns.of(len(sizes[0]), **dict.fromkeys(TrainColumns.names(), 0.0) | dict(zip(SIZED, sizes, strict=True)))
 
 
 def _rows_of_kind(grid: TrainColumns, kind: Question) -> TrainColumns:
-    """Return the rows that a kind can run: other schedules than the plain one need stages, and chunks a layer each.
-
-    Where gradients of all microbatches are kept, ZeRO 3 has no stages.
-    """
+    """Return the rows that a kind can run: other schedules than the plain one need stages, and chunks a layer each."""
     pp, plan = grid.pp, kind.plan
     keep = np.ones(len(pp), dtype=bool)
     if plan.schedule != "1f1b":
@@ -150,16 +139,15 @@ def _rows_of_kind(grid: TrainColumns, kind: Question) -> TrainColumns:
         keep = (pp > 1) & ((chunks <= most_chunks(kind.model.num_layers, pp)) | (chunks == 1))
     if plan.zero in (0, 1):
         keep &= (plan.zero == 0) == (grid.dp == 1)  # with replicas the optimiser is sharded, alone there is nothing to shard
-    if plan.zero == 3 and not kind.engine.trains.master_is_parameter:
+    if plan.zero == 3 and not kind.engine.trains.master_is_parameter:  # gradients of all microbatches are kept
         keep &= pp == 1
     return grid.take(keep)
 
 
 def columns(b: StepBill, index: int, sizes: TrainColumns) -> TrainColumns:
-    """Priced steps as columns."""
-    sizes_ = (index, *(getattr(sizes, name) for name in SIZED))
-    figures = (b.step_s, b.mfu, b.memory_bytes_per_rank, b.bubble_fraction, b.comm_fraction)
-    return TrainColumns.of(len(sizes), **dict(zip(TrainColumns.names(), (*sizes_, *figures), strict=True)))
+    row = (index, *(getattr(sizes, name) for name in SIZED), b.step_s, b.mfu, b.memory_bytes_per_rank)
+    values = (*row, b.bubble_fraction, b.comm_fraction)
+    return TrainColumns.of(len(sizes), **dict(zip(TrainColumns.names(), values, strict=True)))
 
 
 def _rejected_families(a: TrainPlans, every: TrainColumns, good: TrainColumns, budget: float) -> Iterator[Rejected]:

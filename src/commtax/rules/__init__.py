@@ -1,9 +1,5 @@
-"""What a question must keep to. ``rules.toml`` has the words of each rule; the modules here say where each is broken.
-
-Layouts of plans are judged for arrays too and get a mask of codes (``legality.py``). All other rules are about one question: kinds
-and lengths (``questions.py``), techniques (``techniques.py``) and drafts (``drafts.py``). Values of single options are held to the
-bounds of the option table (``values.py``).
-"""
+"""What a question must keep to. ``rules.toml`` has the words of each rule; the modules here say where each is broken: of plans and
+arrays of them (``legality.py``), of one question (``questions.py``, ``techniques.py``, ``drafts.py``), of single options."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from commtax.catalog.techniques import DRAFTS, changes_of, missed
@@ -13,6 +12,7 @@ from commtax.cost.drafting import acceptance_of, tokens_per_step
 from commtax.cost.inventory import stage_layers
 from commtax.cost.memory import with_draft_layers
 from commtax.question import Question
+from commtax.records import replace
 from commtax.rules import Broken, check, refusal
 from commtax.spec import Drafter
 from commtax.statement import Note
@@ -102,8 +102,7 @@ def _is_acceptance_set(q: Question) -> bool:
 def need_accepted(q: Question) -> None:
     """Refuse times per token where the tokens that a step yields are unknown."""
     if not is_accepted_known(q):
-        text = q.techniques.draft_text
-        raise refusal("drafts.accepted", q, on=f" on {text}" if text else "")
+        raise refusal("drafts.accepted", q, on=f" on {q.techniques.draft_text}" if q.techniques.draft_text else "")
 
 
 def accepted_width(q: Question) -> float:
@@ -117,9 +116,7 @@ def accepted_width(q: Question) -> float:
 
 
 def draft_width(q: Question) -> float:
-    """Return the half-width of the logarithm of what drafts bring to a run where nobody states how many are accepted.
-
-    It joins that uncertainty to the distance of published gains of drafts from predicted ones."""
+    """Return the half-width of ln(what drafts bring to a run) where no acceptance is set, with the errors of published gains."""
     width = accepted_width(q)
     return math.hypot(width, missed(DRAFTS, 1.0, q.techniques.per_step)) if width else 0.0
 

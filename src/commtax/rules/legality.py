@@ -9,7 +9,7 @@ from commtax import spec
 from commtax.arrays import Array, cache_answers, holds_anywhere, pick, spread, unique_with_places
 from commtax.cost.inventory import EXPERTS, format_of, quantisation, stage_layers
 from commtax.cost.placement import expert_ranks
-from commtax.cost.schedules import SCHEDULES, Schedule, virtual_layers
+from commtax.cost.schedules import SCHEDULES, virtual_layers
 from commtax.records import Condition, dataclass, replace
 from commtax.shipped_tables import table
 from commtax.statement import Note, Refusal
@@ -70,17 +70,17 @@ class PlanToCheck:
 
     @property
     def slots(self) -> spec.Number:
-        """Return the experts that ranks share out: the model's, and copies of popular ones."""
+        """Experts that ranks share out: the model's, and copies of popular ones."""
         return self.moe.num_experts + self.plan.redundant
 
     @property
     def experts(self) -> str:
-        copies = int(self.plan.redundant)
-        return f"{self.moe.num_experts} experts of {self.model.key}" + (f" and {copies} redundant ones" if copies else "")
+        redundant = f" and {int(self.plan.redundant)} redundant ones" if self.plan.redundant else ""
+        return f"{self.moe.num_experts} experts of {self.model.key}{redundant}"
 
     @property
     def most_copies(self) -> int:
-        """Return the copies with which every rank has all experts."""
+        """Copies with which every rank has all experts."""
         return int(self.moe.num_experts * (self.plan.ep - 1))
 
     @property
@@ -136,13 +136,9 @@ class PlanToCheck:
         return ""
 
     @property
-    def schedule(self) -> Schedule:
-        return SCHEDULES[self.plan.schedule]
-
-    @property
     def needed(self) -> str:
-        """Name the microbatches that its schedule needs."""
-        return self.schedule.needs(int(self.plan.pp))
+        """The microbatches that its schedule needs."""
+        return SCHEDULES[self.plan.schedule].needs(int(self.plan.pp))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +179,8 @@ def _shared_counts(model: spec.Model) -> tuple[int, ...]:
 
 
 def _splits_kv_heads(c: PlanToCheck) -> Condition:
-    tp = c.plan.tp
-    pairs = [(heads, np.minimum(tp, heads)) for heads in _shared_counts(c.model)]
-    split: Condition = sum((heads % shared != 0) | (tp % shared != 0) for heads, shared in pairs) > 0
-    return split
+    pairs = [(heads, np.minimum(c.plan.tp, heads)) for heads in _shared_counts(c.model)]
+    return np.asarray(sum((heads % shared != 0) | (c.plan.tp % shared != 0) for heads, shared in pairs) > 0)
 
 
 def _splits_beyond_heads(c: PlanToCheck) -> Condition:
@@ -199,14 +193,9 @@ def _splits_beyond_heads(c: PlanToCheck) -> Condition:
 def _splits_quant_block(c: PlanToCheck) -> Condition:
     """Return whether a rank's width cuts tiles that share a scale (mxfp4 and nvfp4 kernels pad instead)."""
     quant = quantisation(c.model, c.plan)
-    experts, dense = (_tile(format_of(c.model, name, quant)) for name in (EXPERTS, "mlp.down_proj"))
-    inside = c.moe.intermediate / expert_ranks(c.plan, c.engine).inside
-    return (inside % experts != 0) | (c.width / c.plan.tp % dense != 0)
-
-
-def _tile(quant: spec.Quant | None) -> int:
-    """Return the inputs that share a scale, 1 where any number will do."""
-    return quant.block[1] or 1 if quant and quant.dtype in ("fp8", "int4", "int8") else 1
+    formats = [format_of(c.model, name, quant) for name in (EXPERTS, "mlp.down_proj")]
+    experts, dense = (form.block[1] or 1 if form and form.dtype in ("fp8", "int4", "int8") else 1 for form in formats)
+    return (c.moe.intermediate / expert_ranks(c.plan, c.engine).inside % experts != 0) | (c.width / c.plan.tp % dense != 0)
 
 
 def _breaks_ep_group(c: PlanToCheck) -> Condition:
@@ -240,7 +229,7 @@ BROKEN: dict[str, Callable[[PlanToCheck], Condition]] = {
     "cp-engine": lambda c: (c.plan.cp > 1) & (c.engine.trains.context_parallel == "" and not c.engine.contexts.prompt_split),
     "ep-engine": lambda c: (c.plan.ep > 1) & (("train" in c.engine.phases) and not c.engine.sends.ep_backends),
     "schedule-microbatches": lambda c: (
-        (c.plan.pp > 1) & np.logical_not(c.schedule.legal(c.plan.pp, c.plan.microbatches, c.plan.chunks))
+        (c.plan.pp > 1) & np.logical_not(SCHEDULES[c.plan.schedule].legal(c.plan.pp, c.plan.microbatches, c.plan.chunks))
     ),
     "hsdp-groups": _breaks_groups,
     # One group of a state-space layer is copied to every rank; of several each rank has as many.
@@ -255,7 +244,6 @@ BROKEN: dict[str, Callable[[PlanToCheck], Condition]] = {
     "dcp-heads": _splits_beyond_heads,
 }
 RULES = tuple(PlanRule(name, BROKEN[name], **row) for name, row in table("rules/rules.toml")["plan"].items())
-"""Words and order of the rules are data (``rules.toml``)."""
 
 
 def _all_whole(plan: spec.Plan) -> Array:
@@ -290,8 +278,7 @@ def _codes(model: spec.Model, cluster: spec.Cluster, plan: spec.Plan, engine: sp
     case = PlanToCheck(model, cluster, _with_sizes(plan, safe), engine)
     result = pick(good, 0, 1)
     for code, rule in enumerate(RULES[1:], start=2):
-        broken = np.broadcast_to(np.asarray(rule.broken(case)), good.shape)
-        result = pick((result == 0) & broken, code, result)
+        result = pick((result == 0) & np.broadcast_to(np.asarray(rule.broken(case)), good.shape), code, result)
     return np.asarray(result)
 
 
@@ -325,8 +312,7 @@ def legal_values(axis: str, model: spec.Model, cluster: spec.Cluster, plan: spec
         upper = min(upper, model.experts.num_experts + plan.redundant_experts if model.experts else 1)
     values = np.arange(2 if axis == "ep" and plan.redundant_experts else 1, upper + 1)  # copies are of experts that are spread
     tried = _with_sizes(plan, (values if name == axis else getattr(plan, name) for name in WHOLE))
-    ok = codes(model, cluster, tried, engine) == 0
-    return [int(v) for v in values[ok]]
+    return [int(v) for v in values[codes(model, cluster, tried, engine) == 0]]
 
 
 def _nearest(rule: PlanRule, q: PlanToCheck) -> tuple[str, list[int]]:
@@ -341,34 +327,30 @@ def _nearest(rule: PlanRule, q: PlanToCheck) -> tuple[str, list[int]]:
 
 def notes(model: spec.Model, cluster: spec.Cluster, plan: spec.Plan, engine: spec.Engine) -> list[Note]:
     """Note what a legal scalar plan implies: replication, idle GPUs, uneven stages."""
-    remarks = []
-    tp, pp, dcp = int(plan.tp), int(plan.pp), int(plan.dcp)
+    remarks, idle, tp, pp, dcp = list[Note](), cluster.num_gpus - int(plan.all_gpus), int(plan.tp), int(plan.pp), int(plan.dcp)
     beside = f", split over dcp {dcp}" if dcp > 1 else ""
     for kv in _shared_counts(model):
         if tp > kv * dcp:
-            copies = f"{tp // kv // dcp} copies of each"
-            remarks.append(Note("kv-replicated", f"KV heads replicated: {kv} heads over tp {tp}{beside}, {copies}"))
+            heads = f"{kv} heads over tp {tp}{beside}, {tp // kv // dcp} copies of each"
+            remarks.append(Note("kv-replicated", f"KV heads replicated: {heads}"))
     if any(map(_whole_cache, model.attentions)) and tp > dcp:
         whole = f"latent KV is whole on each of the {tp} tp ranks: tp does not divide the KV cache"
         split = f"latent KV is split over dcp {dcp} and kept {tp // dcp} times by tp {tp}"
         remarks.append(Note("kv-whole", split if dcp > 1 else whole))
     if tp > 1 and any(m.num_groups == 1 for m in model.recurrent if isinstance(m, spec.Mamba2)):
         remarks.append(Note("group-copied", f"the one group of the state-space layers is whole on each of the {tp} tp ranks"))
+    sizes, ends = list[int](), ""
     if plan.chunks > 1 and pp > 1 and model.num_layers % (pp * plan.chunks):
         layout = virtual_layers(model.num_layers, pp, plan.chunks)
         sizes = [sum(chunk[rank] for chunk in layout) for rank in range(pp)]
         first, last, most = layout[0][0], layout[-1][-1], max(map(max, layout))
-        ends = f"{plan.chunks} chunks each: {first} in the first, {last} in the last, none above {most}"
-        remarks.append(_uneven(model, sizes, f" in {ends}"))
+        ends = f" in {plan.chunks} chunks each: {first} in the first, {last} in the last, none above {most}"
     elif model.num_layers % pp:
-        remarks.append(_uneven(model, [len(r) for r in stage_layers(model, pp, engine.sends.odd_layers)]))
-    idle = cluster.num_gpus - int(plan.all_gpus)
+        sizes = [len(r) for r in stage_layers(model, pp, engine.sends.odd_layers)]
+    if sizes:
+        layers = f"{model.num_layers} layers as {'+'.join(map(str, sizes))}{ends}"
+        remarks.append(Note("uneven-stages", f"uneven pipeline: {layers}"))
     if idle > 0:
-        remarks.append(
-            Note("idle-gpus", f"{idle} of {cluster.num_gpus} GPUs idle ({PlanToCheck(model, cluster, plan, engine).laid})")
-        )
+        laid = PlanToCheck(model, cluster, plan, engine).laid
+        remarks.append(Note("idle-gpus", f"{idle} of {cluster.num_gpus} GPUs idle ({laid})"))
     return remarks
-
-
-def _uneven(model: spec.Model, sizes: list[int], where: str = "") -> Note:
-    return Note("uneven-stages", f"uneven pipeline: {model.num_layers} layers as {'+'.join(map(str, sizes))}{where}")

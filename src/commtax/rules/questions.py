@@ -24,7 +24,6 @@ MOST_BANDWIDTH = 1e9  # times the link's own
 
 
 def _is_no_factor(q: Question, name: str) -> bool:
-    """Return whether a what-if is no factor between 1 and ``MOST_TIMES``."""
     return not 1 <= check_number(getattr(q.what_if, name), name) < MOST_TIMES
 
 
@@ -109,12 +108,9 @@ def check_run(q: Question) -> None:
         check_collectives(q)
         check_experts_techniques(q)
     check("experts", EXPERTS, q, widest=_widest(q), most=(_widest(q),))
-    if q.trains:
-        check_lengths(q)
-        _check_async(q)
-
-
-def _check_async(q: Question) -> None:
+    if not q.trains:
+        return
+    check_lengths(q)
     axes = q.what_if.async_axes or ()
     for axis in axes:
         if axis not in TAXES:
@@ -123,14 +119,13 @@ def _check_async(q: Question) -> None:
         raise refusal("async.tp", q)
 
 
-ADAPTERS: Mapping[str, Broken] = {
+ADAPTERS: Mapping[str, Broken] = {  # they belong to a server that has them, in a rank that it keeps room for
     "rank": lambda q: not q.plan.lora_rank and q.plan.max_loras != 1,
     "trained": lambda q: q.plan.lora_rank and q.trains and q.plan.max_loras != 1,  # training has one set, which is what is trained
     "by-engine": lambda q: _is_served(q) and not q.engine.memory.lora,
     "ranks": lambda q: _is_served(q) and q.engine.memory.lora_ranks and q.plan.lora_rank not in q.engine.memory.lora_ranks,
     "spread": lambda q: _is_served(q) and q.model.experts and np.any(np.asarray(q.plan.ep) > 1),
 }
-"""Adapters belong to a server that has them, in a rank that it keeps room for; none of experts that are spread over ranks."""
 
 
 def _is_served(q: Question) -> bool:
@@ -155,19 +150,13 @@ def nearest(values: tuple[int, ...], wanted: int) -> tuple[int, ...]:
     return (*[v for v in values if v < wanted][-1:], *[v for v in values if v > wanted][:1])
 
 
-BACKEND: Mapping[str, Broken] = {
+BACKEND: Mapping[str, Broken] = {  # of experts: it belongs to a mixture, an engine that has it, and chips and links that carry it
     "dense": lambda q: q.model.experts is None,
     "by-engine": lambda q: q.what_if.ep_backend not in q.engine.sends.ep_backends,
     "vendor": lambda q: backend_called(q.what_if.ep_backend).vendor not in ("", q.cluster.chip.vendor),
     "link": lambda q: backend_called(q.what_if.ep_backend).one_domain and q.cluster.intra.kind != "nvlink",
     "domain": lambda q: backend_called(q.what_if.ep_backend).one_domain and _widest(q) > q.cluster.domain,
 }
-"""An expert backend belongs to a mixture, to an engine that has it, and to chips and links that carry it."""
-
-
-def _needs_sequence_parallel(q: Question) -> bool:
-    mixed = np.any((np.asarray(q.plan.ep) > 1) & (np.asarray(q.plan.tp) > 1))
-    return bool(mixed) and q.engine.mixes.needs_sequence_parallel and not q.plan.sequence_parallel
 
 
 def _lacks_arithmetic(q: Question) -> bool:
@@ -177,11 +166,14 @@ def _lacks_arithmetic(q: Question) -> bool:
     return bool(narrow) and "train" in q.engine.phases and ARITHMETIC.get(name, name) not in q.cluster.chip.flops_per_s
 
 
-TRAINED: Mapping[str, Broken] = {
+TRAINED: Mapping[str, Broken] = {  # kinds of training that do not exist or do not go together
     "zero": lambda q: q.plan.zero not in (0, 1, 2, 3),
     "zero-stages": lambda q: q.plan.zero >= 2 and np.any(np.asarray(q.plan.pp) > 1) and not q.engine.trains.master_is_parameter,
     "shard": lambda q: np.any(np.asarray(q.plan.shard) != 0) and q.plan.zero != 3,
-    "sequence-parallel": _needs_sequence_parallel,
+    "sequence-parallel": lambda q: (
+        (q.engine.mixes.needs_sequence_parallel and not q.plan.sequence_parallel)
+        and np.any((np.asarray(q.plan.ep) > 1) & (np.asarray(q.plan.tp) > 1))
+    ),
     "schedule": lambda q: q.plan.schedule not in TRAINING,
     "chunks": lambda q: q.plan.chunks < 1,
     "chunks-interleaved": lambda q: q.plan.chunks > 1 and q.plan.schedule != "interleaved",
@@ -190,7 +182,6 @@ TRAINED: Mapping[str, Broken] = {
     "recompute-modules": lambda q: q.plan.remade and q.engine.trains.selective != "attention",
     "arithmetic": _lacks_arithmetic,
 }
-"""Kinds of training (ZeRO, schedule, recomputation) that do not exist or do not go together."""
 
 
 def check_kinds(q: Question) -> None:
@@ -215,8 +206,7 @@ def check_lengths(q: Question) -> None:
     if stages == 1 or chunks == 1:
         return
     if plan.schedule == "interleaved" and chunks > (most := int(most_chunks(layers, stages))):
-        code = "lengths.chunks" if most > 1 else "lengths.no-chunks"
-        raise refusal(code, q, stages=stages, most=most, nearest=(most,))
+        raise refusal("lengths.chunks" if most > 1 else "lengths.no-chunks", q, stages=stages, most=most, nearest=(most,))
     if plan.schedule != "interleaved" and np.any((np.asarray(plan.pp) > 1) & (layers % (np.asarray(plan.pp) * chunks) != 0)):
         raise refusal("lengths.layers", q, chunks=chunks)
 

@@ -1,6 +1,6 @@
 """Whether a technique can be used here: the engine has it, it is not on already, and chips, model and plan have a use for it."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -30,9 +30,8 @@ def with_schedule(techniques: Techniques, engine: Engine) -> Engine:
     key = "async-scheduling"
     if not techniques.async_scheduling or engine.key not in technique(key).flags or _default_since(engine, key):
         return engine
-    newest = catalog.engine(engine.key)
-    left = {name: min(getattr(engine.host, name), getattr(newest.host, name)) for name in HOST_TIMES}
-    return engine.but(ahead=True, **left)
+    newest = catalog.engine(engine.key).host
+    return engine.but(ahead=True, **{name: min(getattr(engine.host, name), getattr(newest, name)) for name in HOST_TIMES})
 
 
 def _default_since(engine: Engine, key: str) -> str:
@@ -67,30 +66,22 @@ def _is_exchanged(q: Question) -> bool:
 
 def check_overlap(q: Question) -> None:
     """Refuse what the engine has not, does already, or cannot do with this model and plan."""
-    _check_had(q)
-    for key in _keys_on(q):
-        for rule in NEEDS[key]:
-            if BROKEN[rule](q, key):
-                raise refusal(f"technique.{rule}", q, **_facts(q, key))
+    for key in _check_had(q):
+        if rule := next((rule for rule in NEEDS[key] if BROKEN[rule](q, key)), ""):
+            families = " and ".join(family.title() for family in technique(key).families)
+            already = already_on(q.engine, _default_since(q.engine, key))
+            backend = backend_called(RECEIVED).bulk if q.phase == "prefill" else RECEIVED
+            facts = {"key": key, "backend": backend, "received": RECEIVED, "families": families, "already": already}
+            raise refusal(f"technique.{rule}", q, **facts)
 
 
-def _keys_on(q: Question) -> Iterable[str]:
-    return (key for key, is_on in ON.items() if is_on(q))
-
-
-def _check_had(q: Question) -> None:
-    """Refuse what the engine has not, whatever the plan."""
-    for key in _keys_on(q):
+def _check_had(q: Question) -> list[str]:
+    """Refuse what the engine has not, whatever the plan, and return the techniques that are on."""
+    keys = [key for key, is_on in ON.items() if is_on(q)]
+    for key in keys:
         if q.engine.key not in (has := technique(key).flags):
             raise refusal("technique.had", q, key=key, had=who_has(technique(key), q.engine), able=tuple(has))
-
-
-def _facts(q: Question, key: str) -> dict[str, object]:
-    """Return what texts of techniques' rules speak of."""
-    families = " and ".join(family.title() for family in technique(key).families)
-    already = already_on(q.engine, _default_since(q.engine, key))
-    backend = backend_called(RECEIVED).bulk if q.phase == "prefill" else RECEIVED
-    return {"key": key, "backend": backend, "received": RECEIVED, "families": families, "already": already}
+    return keys
 
 
 def _backend(q: Question) -> Backend:
@@ -98,12 +89,7 @@ def _backend(q: Question) -> Backend:
     return backend_called(q.what_if.ep_backend or default_backend(q.engine) or GATHERING)
 
 
-def _lacks_threshold(q: Question) -> bool:
-    """Return whether the engine's own rule decides from how many tokens on sequences are split."""
-    return q.techniques.sequence_tokens <= 0
-
-
-ON: Mapping[str, Callable[[Question], bool]] = {
+ON: Mapping[str, Callable[[Question], bool]] = {  # by key of a technique: whether it is on …
     "dbo": lambda q: q.techniques.two_batches,
     "sbo": lambda q: q.techniques.single_batch,
     "async-tp": lambda q: q.techniques.async_tp and q.plan.sequence_parallel,
@@ -113,10 +99,9 @@ ON: Mapping[str, Callable[[Question], bool]] = {
     "async-scheduling": lambda q: q.techniques.async_scheduling,
     "flashmla": lambda q: q.techniques.native_latents,
 }
-"""By key of a technique: whether it is on …"""
 EXCHANGED = ("experts", "over-replicas", "kernels")  # something must be sent to experts by kernels of their own
 SPLIT = ("ranks", "split-chip", "split-width")  # a model that is wide enough, on chips that the engine has a threshold for
-NEEDS: Mapping[str, tuple[str, ...]] = {
+NEEDS: Mapping[str, tuple[str, ...]] = {  # … and the rules that it must keep to, in the order in which they are judged
     "dbo": (*EXCHANGED, "halves"),
     "sbo": (*EXCHANGED, "both", "received", "combine"),
     "async-tp": SPLIT,
@@ -126,7 +111,6 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "async-scheduling": ("already",),
     "flashmla": ("latents", "native"),
 }
-"""… and the rules that it must keep to, in the order in which they are judged."""
 BROKEN: Mapping[str, Callable[[Question, str], bool]] = {
     "experts": lambda q, _: q.model.experts is None,
     "over-replicas": lambda q, _: not np.any(expert_ranks(q.plan, q.engine).over_replicas),
@@ -143,8 +127,9 @@ BROKEN: Mapping[str, Callable[[Question, str], bool]] = {
         and not (key == "shared-stream" and _is_exchanged(q) and q.engine.overlaps.shared_beside)
     ),
     "ranks": lambda q, _: bool(np.all(np.asarray(q.plan.tp) == 1)),
-    "split-chip": lambda q, _: _lacks_threshold(q) and q.cluster.chip.family not in q.engine.overlaps.sequence_bytes,
-    "split-width": lambda q, _: _lacks_threshold(q) and q.model.hidden < q.engine.overlaps.sequence_hidden,
+    # Without a number of tokens, the engine's rule decides from how many on sequences are split.
+    "split-chip": lambda q, _: q.techniques.sequence_tokens <= 0 and q.cluster.chip.family not in q.engine.overlaps.sequence_bytes,
+    "split-width": lambda q, _: q.techniques.sequence_tokens <= 0 and q.model.hidden < q.engine.overlaps.sequence_hidden,
     "tiles": lambda q, key: q.cluster.chip.family not in technique(key).families,
     "latents": lambda q, _: not any(a.latent and not a.indexer for a in q.model.attentions),
     "native": lambda q, _: q.cluster.chip.family not in q.engine.kernels.widened_latents,
@@ -156,13 +141,11 @@ def check_collectives(q: Question) -> None:
     if q.techniques.fused_reduce:
         check("fused", FUSING, q, already=already_on(q.engine, on_since(q, FUSED)) if is_on_already(q, FUSED) else "")
     name = q.what_if.library
-    if not name or not catalog.library(name).alone:
-        return
-    # A library that is kernels of one kind has some for these chips, and adds to what the engine runs by itself.
-    if not catalog.fabric(name, q.cluster).kernels:
-        raise no_kernels(name, q.cluster)
-    if is_on_already(q, key := catalog.library(name).key):
-        raise refusal("library.already", q, already=already_on(q.engine, on_since(q, key)))
+    if name and catalog.library(name).alone:  # kernels of one kind are for some chips, and add to what the engine runs by itself
+        if not catalog.fabric(name, q.cluster).kernels:
+            raise no_kernels(name, q.cluster)
+        if is_on_already(q, key := catalog.library(name).key):
+            raise refusal("library.already", q, already=already_on(q.engine, on_since(q, key)))
 
 
 FUSING: Mapping[str, Broken] = {
@@ -179,11 +162,9 @@ FUSING: Mapping[str, Broken] = {
 
 def is_on_already(q: Question, key: str, engine: Engine | None = None) -> bool:
     """Return whether an engine uses a technique by default on these chips or for this model, so that its times include it."""
-    for entry in (engine or q.engine).sends.on_by_default:
-        name, *where = entry.split()
-        if name == key and (not where or q.cluster.chip.family in where or q.model.architecture in where):
-            return True
-    return False
+    entries = [entry.split() for entry in (engine or q.engine).sends.on_by_default]
+    here = {q.cluster.chip.family, q.model.architecture}
+    return any(name == key and (not where or not here.isdisjoint(where)) for name, *where in entries)
 
 
 def on_since(q: Question, key: str) -> str:
@@ -198,7 +179,6 @@ def on_since(q: Question, key: str) -> str:
 
 
 def already_on(engine: Engine, since: str) -> str:
-    """Say that a technique is on, and why."""
     return f"already on: {on_by_default(engine, since)}"
 
 

@@ -64,7 +64,8 @@ def check_option(value: object, option: Option) -> object:
             raise Refusal(f"{name} '{value}': one of {', '.join(option.words)}", name, option.words)
         return value
     if option.above is not None:
-        value = parse_time(value, name) if option.unit == " s" else value
+        if isinstance(value, str) and option.unit == " s":
+            value = parse_time(value, name)
         return 0.0 if value == 0 == least else number(value, name, option.above, option.most or np.inf, option.unit, option.endless)
     if option.most is not None and np.ndim(value):  # type: ignore[arg-type]
         raise Refusal(f"{name}: one number is needed", name)
@@ -87,10 +88,8 @@ def number(value: object, name: str, low: float, high: float, unit: str = "", en
     return float(value)
 
 
-def parse_time(value: object, name: str) -> object:
-    """Return seconds from a number, or from text with a unit or without."""
-    if not isinstance(value, str):
-        return value
+def parse_time(value: str, name: str) -> float:
+    """Return seconds from text with a unit or without."""
     try:
         return float(value)
     except ValueError:
@@ -106,14 +105,12 @@ def part(value: object, name: str) -> float:
 
 
 def share(value: float, name: str) -> float:
-    """Return a share of a chip's memory."""
     if not 0 < value <= 1:
         raise Refusal(f"{name}={value}: a fraction above 0 and at most 1 is needed", name)
     return value
 
 
 def factor(value: object, name: str) -> Number:
-    """Return how many times as much as usual."""
     if (times := check_number(value, name)) < 1:
         raise Refusal(f"{name}={times}: {FACTOR}", name, (1,))
     return times
@@ -164,7 +161,7 @@ def image_size(value: object, name: str) -> tuple[int, int]:
     raise Refusal(f"{name}={value!r}: width and height in pixels are needed, such as 1024x768", name, ("1024x1024",))
 
 
-RULES: Mapping[str, Callable[[Any, str], object]] = {
+RULES: Mapping[str, Callable[[Any, str], object]] = {  # checks that the table of options names
     "share": part,
     "fraction": share,
     "factor": factor,
@@ -175,4 +172,3 @@ RULES: Mapping[str, Callable[[Any, str], object]] = {
     "state dtype": recurrent_dtype,
     "pixels": image_size,
 }
-"""Checks that the table of options names."""
