@@ -179,7 +179,7 @@ def _engines(typed: str) -> Offers:
     return dict.fromkeys(_stems("engines"), "")
 
 
-KINDS: Mapping[str, Callable[[str], Offers]] = {
+KINDS: Mapping[str, Callable[[str], Offers]] = {  # the names of each kind, from what is typed of one
     "models": _models,
     "clusters": _clusters,
     "chips": lambda _: dict.fromkeys(_stems("chips"), ""),
@@ -189,7 +189,6 @@ KINDS: Mapping[str, Callable[[str], Offers]] = {
     "lengths": lambda _: dict.fromkeys(_stems("lengths"), ""),
     "techniques": lambda _: {key: fact["title"] for key, fact in table(os.path.join("catalog", "techniques.toml")).items()},
 }
-"""The names of each kind, from what is typed of one."""
 
 
 def main() -> None:

@@ -21,8 +21,7 @@ from commtax.statement import Refusal
 from commtax.verbs.loads import LOADS
 
 OWN = ("price", "fail_on", "markdown", "as_json")
-LEFT_OUT = ("pasted", "as_json", "plot", "timeline", "save", "sweep")
-"""Options of simulate that a comparison has no use for."""
+LEFT_OUT = ("pasted", "as_json", "plot", "timeline", "save", "sweep")  # options of simulate that a comparison has no use for
 ONE_LOAD = {"kind": "count", "help": "Clients that each wait for their answer, one number. With a rate: most requests in flight."}
 """Where simulate takes several loads, one is compared."""
 COMPARED = ("plan", "simulate", "bill", "fit")  # verbs whose answers are compared

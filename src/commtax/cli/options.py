@@ -133,7 +133,7 @@ def _prices(value: object, name: str) -> float | list[float | None]:
 
 JOINED = "joined"
 """The kind of names that commas may stand between: given twice, both are named, and where one is needed both are refused."""
-KINDS: Mapping[str, Kind | click.Path | type] = {
+KINDS: Mapping[str, Kind | click.Path | type] = {  # what the table calls the kinds of values
     "count": Kind("N", parse_count),
     "counts": Kind("N,N", _counts),
     "several": Kind("N[,N…]", _count_or_counts),
@@ -156,7 +156,6 @@ KINDS: Mapping[str, Kind | click.Path | type] = {
     "path": click.Path(path_type=Path),
     "flag": bool,
 }
-"""What the table calls the kinds of values."""
 
 
 def add_verb_options(verb: str, left_out: Container[str] = (), **others: Mapping[str, object]) -> Callable[[Command], Command]:

@@ -206,10 +206,8 @@ def profile_of(options: CommandOptions) -> Profile | None:
     return profile
 
 
-WEIGHING = ("plan", "worth")
-"""Verbs that say whether settings are worth it."""
-PLACE = ("cluster", "intra", "inter", "nics")
-"""Options that say where: hosts, and the links that they have instead of their own."""
+WEIGHING = ("plan", "worth")  # verbs that say whether settings are worth it
+PLACE = ("cluster", "intra", "inter", "nics")  # options that say where: hosts, and the links that they have instead of their own
 
 
 def cluster_of(options: CommandOptions, wish: str = "name one", pasted: int = 0) -> Cluster:

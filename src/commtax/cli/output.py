@@ -20,14 +20,13 @@ from commtax.spec import Cluster
 from commtax.spelling import escape_controls
 from commtax.statement import STRANGE, Note
 
-EMITTED = {
+EMITTED = {  # titles of the commands that stand below an answer, to be copied
     "launch": "launch",
     "router": "values of the router, as router.yaml",
     "install": "install, with what is under launch as servers.yaml",
     "benchmark": "check the prediction",
     "collective": "check the collective that costs most",
 }
-"""Titles of the commands that stand below an answer, to be copied."""
 Parts = TypeVarTuple("Parts")
 Shown = TypeVar("Shown")
 

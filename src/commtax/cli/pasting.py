@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from commtax.launch.topology import PlacedCluster
 
 
-LOOKED_AT = "looked-at"
-"""The code of the remark on which server of several kinds an answer is about."""
+LOOKED_AT = "looked-at"  # the code of the remark on which server of several kinds an answer is about
 
 
 def fill_from_command(text: str, model: str, options: CommandOptions, remarks: list[str], about: VerbSubject) -> tuple[Launch, str]:

@@ -30,7 +30,7 @@ CACHE, TOKENS, TOKENS_PER_GPU, COST = "kv_cache_tokens", "tokens_per_s", "tokens
 """Figures that sentences and prices need."""
 KINDS = {"slower": ("faster", "slower", "mixed latency"), "dearer": ("cheaper", "more expensive", "mixed cost")}
 """What a change is by the rule of its figures: all better, all worse, or both."""
-MEMORY = {
+MEMORY = {  # by whether it fitted before, if it was there, and whether it fits after
     (None, True): "It fits",
     (None, False): "It does not fit",
     (True, True): "It still fits",
@@ -38,7 +38,6 @@ MEMORY = {
     (False, True): "It fits now",
     (False, False): "It does not fit, as before",
 }
-"""By whether it fitted before, if it was there, and whether it fits after."""
 CROWDED = {(False, True): "Overloaded", (True, True): "Overloaded, as before", (True, False): "No longer overloaded"}
 """By whether it was overloaded before, and whether it is after."""
 

@@ -115,7 +115,7 @@ def to_figure(answer: object, path: str = "") -> Figure:
     return manner_of(answer).plot(answer, place)
 
 
-HOMES = {
+HOMES = {  # the module of ``report`` that shows each class of answers: nothing of the others is imported
     "StepBill": "bills",
     "Expectation": "bills",
     "Why": "bills",
@@ -133,7 +133,6 @@ HOMES = {
     "SeveralPlans": "several_clusters",
     "PipelineRun": "pipelines",
 }
-"""The module of ``report`` that shows each class of answers: nothing of the others is imported."""
 
 
 def manner_of(answer: object) -> Manner[object]:

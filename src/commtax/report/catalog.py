@@ -37,14 +37,13 @@ def _row(x: CatalogueEntry | Model) -> tuple[str, ...]:
     return x.key, x.name, x.version, ", ".join(x.phases)
 
 
-COLUMNS = {
+COLUMNS = {  # columns of each kind's table
     "chips": ("chip", "name", ">memory", ">bandwidth", ">bf16 dense", ">fp8 dense", "inside a host", ">$/hour"),
     "links": ("link", "name", "kind", ">one way", ">latency"),
     "clusters": ("cluster", "name", ">GPUs", "chip", "inside", "between hosts"),
     "models": ("model", ">parameters", ">active", ">layers", ">hidden", ">heads", ">KV heads", "weights", ">longest"),
     "engines": ("engine", "name", "version", "phases"),
 }
-"""Columns of each kind's table."""
 EXPENDABLE = ("heads", "KV heads", "hidden", "weights", "layers", "inside a host", "fp8 dense", "name", "kind", "$/hour", "longest")
 """Those that a narrow screen can do without, the least important first."""
 

@@ -415,23 +415,21 @@ def plot_plans(compared: PlanTable, path: Path | None) -> "plots.Figure":
     return picture(path, draw, (6.5 * len(maps), 1.5 + 0.6 * len(compared.values("plan"))))
 
 
-FIGURES = {
+FIGURES = {  # what each row tells; the first is drawn
     "StepBill": ("step_s", "low_s", "high_s", "compute_s", "exposed_comm_s", "comm_fraction", "tokens_per_s"),
     "Traffic": ("sent_bytes_per_rank",),
     "ClosedLoop": ("ttft_s", "tpot_s", "e2e_s", "tokens_per_s", "requests_per_s"),
     "Expectation": ("seconds", "low_s", "high_s", "busbw_Bps"),
 }
-"""What each row tells; the first is drawn."""
 EXPENDABLE = ("compute", "requests/s", "high", "low", "exposed comm", "e2e")
 """Columns that a narrow screen can do without, the least important first."""
-UNITS: dict[str, Callable[[float], str]] = {
+UNITS: dict[str, Callable[[float], str]] = {  # how figures are written, by the ends of their names
     "_s": format_seconds,
     "seconds": format_seconds,
     "_rank": format_bytes,
     "nbytes": format_bytes,
     "_Bps": format_rate,
 }
-"""How figures are written, by the ends of their names."""
 
 
 def _axes(answer: object) -> Record:

@@ -24,14 +24,13 @@ LEFT_OUT = object()  # a value that its document does not have this time
 Way = Callable[[object], object]
 
 
-WAYS: dict[str, Way] = {
+WAYS: dict[str, Way] = {  # how a value is told
     "": lambda value: value,
     "whole": lambda value: round(value) if isinstance(value, float) and isfinite(value) else value,
     "if any": lambda value: value or LEFT_OUT,
     "or null": lambda value: value or None,
     "if there": lambda value: LEFT_OUT if value is None else value,
 }
-"""How a value is told."""
 
 
 @lru_cache(maxsize=1)

@@ -19,11 +19,10 @@ from commtax.words import flags
 
 SHARED = {"static": ", for weights and caches", "free": " that weights and activations leave"}
 """What engines count in the share of memory that they are given, if not all."""
-PLAIN_LINES = (
+PLAIN_LINES = (  # what is told where an engine's log says nothing of memory
     "weights {weights_gib:.2f} GiB, KV cache {kv_gib:.2f} GiB: {kv_tokens:,} tokens{spread}",
     "room for {concurrency:.2f} requests of {max_model_len:,} tokens{ranks}",
 )
-"""What is told where an engine's log says nothing of memory."""
 
 
 def show_traffic(console: Console, sent: Traffic) -> None:

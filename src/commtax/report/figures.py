@@ -35,8 +35,7 @@ UNITS: Mapping[str, tuple[Callable[..., str], str]] = {
     "text": (lambda value, _: str(value), ""),
 }
 """How a terminal writes a figure of each unit, from its value and digits, and what stands for none."""
-PAGE_UNITS = {"mean": "count", "odds": "share", "growth": "share", "money": "usd"}
-"""Units that the page writes as others."""
+PAGE_UNITS = {"mean": "count", "odds": "share", "growth": "share", "money": "usd"}  # units that the page writes as others
 NONE: Mapping[str, Sequence[object]] = {}
 RANGE = ".range"  # behind a key: the 80% range of that figure
 

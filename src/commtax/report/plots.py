@@ -109,8 +109,7 @@ def format_time_axis(axes: "Axes", which: str) -> None:
 
 
 MOST_BARS = 15
-BarRow = tuple[str, float] | tuple[str, float, float, float]
-"""A label, a number, and the ends of its range where it has one."""
+BarRow = tuple[str, float] | tuple[str, float, float, float]  # a label, a number, and the ends of its range where it has one
 WRITTEN: dict[str, Callable[[float], str]] = {"s": format_seconds, "bytes": format_bytes, "%": lambda share: f"{share:.1%}"}
 """How a number is written, by its unit."""
 

@@ -45,12 +45,11 @@ if TYPE_CHECKING:
 WORDS = table("report/words.toml")["requests"]
 TIMES: Mapping[str, Mapping[str, str]] = table("report/figures.toml")["times"]
 METRICS = {key: one["name"] for key, one in TIMES.items()}
-SWEPT = {
+SWEPT = {  # statistics that a sweep lists, and the names of their columns
     f"{metric}_{which}": f"{METRICS[metric]} {which}"
     for metric, some in {"ttft": ("mean", "p99"), "tpot": ("mean", "p99"), "itl": ("p99",), "e2e": ("mean",)}.items()
     for which in some
 }
-"""Statistics that a sweep lists, and the names of their columns."""
 MEDIAN = {"p50": "median"}
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 LONGER = 1.2  # prompts of the slowest over those of the middle

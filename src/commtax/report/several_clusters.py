@@ -21,16 +21,14 @@ from commtax.verbs.loads import lengths_note
 from commtax.words import words
 
 RANKED = WANTED | {"tokens": "most tokens/s per GPU"}
-UNITS = {
+UNITS = {  # what the figures that rank plans are of
     "cost": "per million tokens",
     "throughput": "tokens/s",
     "latency": "per request",
     "gpus": "in use",
     "tokens": "tokens/s per GPU",
 }
-"""What the figures that rank plans are of."""
-WAITED, UNWAITED = "users wait", "nobody waits"
-"""For whom a cluster is recommended where nothing is limited."""
+WAITED, UNWAITED = "users wait", "nobody waits"  # for whom a cluster is recommended where nothing is limited
 
 
 def show_several(console: Console, a: SeveralPlans, top: int) -> None:

@@ -21,12 +21,11 @@ ANSWER = "bold"  # the style of an answer's first sentence: no colour, which som
 OWN_LIMITS = "own-limits"
 SENT = "magenta"  # of names of what is sent: dark enough on white, light enough on black
 NOTHING_SENT = "Nothing is sent: there is only one rank."
-CONTEXT = {
+CONTEXT = {  # what the context of a served step is
     "decode": "cached tokens per request",
     "prefill": "prompt tokens per request",
     "mixed": "cached tokens per request, and one prompt as long",
 }
-"""What the context of a served step is."""
 
 
 def show_table(

@@ -179,14 +179,13 @@ def _dropped_words(w: Worth) -> Iterator[str]:
     yield from (f"Without {x.flag} {x.cost}." for x in w.weighed if x.cost)
 
 
-ADVICE = {
+ADVICE = {  # what is said of techniques by what to do about them, in the order of being told
     gains.SET: "Worth setting {where}",
     gains.MEASURE: "Undecided, measure first",
     gains.WHEN_FULL: "Worth it only once the KV cache is full",
     gains.NO_GAIN: "Undecided, no gain expected",
     gains.LEAVE: "Not worth it",
 }
-"""What is said of techniques by what to do about them, in the order of being told."""
 
 
 def _doubt(rows: list[TechniqueWorth]) -> str:

@@ -22,19 +22,17 @@ from commtax.web.guard import HTTP, problem
 
 ASKED = struct.Struct("!BI")  # a question's head: bytes of its name, bytes of its query
 TOLD = struct.Struct("!HI?")  # an answer's head: status, bytes of the body, and whether the worker has done its share
-LIMIT_S: float = HTTP["patience"]["usual"]
-"""Seconds until a question's time is up: nobody waits for 5 s, except for a search."""
+LIMIT_S: float = HTTP["patience"]["usual"]  # seconds until a question's time is up: nobody waits for 5 s, except for a search
 SHARE = 1_000  # answers of one worker: caches and fragments go with it
 MOST_RESIDENT = 600e6  # bytes; a worker that was ever larger is replaced after its answer …
 MOST_BYTES = 4 * 2**30  # … and this much address space is all that one gets
-WARM = (
+WARM = (  # questions that load what most others need, so that every worker is born with it
     ("view", b""),
     ("view", b"ph=train&c=2x8xh100-sxm&tp=8&dp=2"),
     ("compare", b""),
     ("plan", b"c=2xh100-sxm"),
     ("pipeline", b"ph=train&pp=2"),
 )
-"""Questions that load what most others need, so that every worker is born with it."""
 
 
 def limit_of(name: str) -> float:

@@ -106,7 +106,7 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text[:40])
 
 
-WORDS: Mapping[str, tuple[str, ...]] = {
+WORDS: Mapping[str, tuple[str, ...]] = {  # all that a key may be, of those that have a list
     "ph": SHOWN,
     "z": ("", "0", "1", "2", "3"),
     "rc": (*RECOMPUTE, *LIGHT),
@@ -118,7 +118,6 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "stat": STATISTICS,
     "try": ("", AUTO),
 }
-"""All that a key may be, of those that have a list."""
 KEYS = tuple(Key(name, words=WORDS.get(name, ()), **entry) for name, entry in page_keys().items())
 PLAIN = tuple(key for key in KEYS if key.plain)
 SHORT = {name: key.name for key in KEYS for name in (key.option, *key.also)}
