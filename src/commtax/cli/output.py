@@ -54,7 +54,12 @@ class Output:
         """Tell the answer, whose parts all forms take, in the form that was asked for, and end with its exit code."""
         counting.finish()
         if self.as_json:
-            self._print_json(document(*parts))
+            from commtax.report.documents import add_notes, to_object
+
+            answer = to_object(document(*parts)) | ({} if self.emitted is None else {"emit": self.emitted})
+            add_notes(answer, list(map(redact, self.remarks)))
+            text = json.dumps(answer, indent=2, ensure_ascii=False, allow_nan=False)
+            click.echo(re.sub(r"[\x7f-\x9f\ud800-\udfff]", lambda sign: f"\\u{ord(sign[0]):04x}", text))
         elif self.as_csv and rows:
             from commtax.report.tables import csv_text
 
@@ -92,15 +97,6 @@ class Output:
         if place.remark:
             self.remarks.append(place.remark)
         return place
-
-    def _print_json(self, document: object) -> None:
-        """Print a document of plain values, or of records that become such."""
-        from commtax.report.documents import add_notes, to_object
-
-        answer = to_object(document) | ({} if self.emitted is None else {"emit": self.emitted})
-        add_notes(answer, list(map(redact, self.remarks)))
-        text = json.dumps(answer, indent=2, ensure_ascii=False, allow_nan=False)
-        click.echo(re.sub(r"[\x7f-\x9f\ud800-\udfff]", lambda sign: f"\\u{ord(sign[0]):04x}", text))
 
 
 def write_page(path: str, draw: Callable[[Shown, str], object], shown: Shown, page: str = "page") -> None:

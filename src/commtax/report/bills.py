@@ -12,7 +12,7 @@ from commtax.report import tables
 from commtax.report.documents import LEFT_OUT, Record, document, facts, record
 from commtax.report.drawing import Console, Sketch, Text
 from commtax.report.figures import figure_table
-from commtax.report.manners import Manner, bars, layer_drawing, line_colours, question_title
+from commtax.report.manners import Manner, bars, layer_drawing, question_title
 from commtax.report.worths import worth_row
 from commtax.rules.drafts import is_accepted_known
 from commtax.units import DAY_S, format_bytes, format_duration, format_rate, format_seconds, format_si, format_tokens, plural
@@ -199,8 +199,8 @@ def _show_taxes(console: Console, b: StepBill) -> None:
         rows.append([Text(x.item.whole_axis, style=tables.SENT), f"{x.item.what} {x.item.op}", *sizes, *times, fate])
     if b.bubble_s:
         sizes = ("", "", "", str(int(b.question.plan.pp)))
-        bubble = [f"bubble of {b.question.plan.schedule}", *sizes, "", "", format_seconds(b.bubble_s), Text("exposed", style="red")]
-        rows.append([Text("pp", style=tables.SENT), *bubble])
+        bubble, took = f"bubble of {b.question.plan.schedule}", format_seconds(b.bubble_s)
+        rows.append([Text("pp", style=tables.SENT), bubble, *sizes, "", "", took, Text("exposed", style="red")])
     if not rows:
         tables.say(console, tables.NOTHING_SENT)
         return
@@ -271,7 +271,13 @@ def bill_document(step: ExplainedStep, num_tokens: float = 0.0, measured_mfu: fl
 def show_expectation(console: Console, e: Expectation, measured_s: float | None = None, nccl: Expectation | None = None) -> None:
     """Show the verdict on a measurement in a line for a job's prolog, and what ``nccl``, which its tests measure, takes."""
     if measured_s is not None:
-        _show_measured(console, e, measured_s)
+        verdict, ratio = e.verdict(measured_s), measured_s / float(e.seconds)
+        if measured_s < float(e.low_s):
+            tables.notes(console, ["faster than the range: is the size, the group or the definition of bandwidth another one?"])
+        assumed = "; the range is assumed: calibrate with a host that is known to be good" if verdict == "undecided" else ""
+        why = "; no link here carries that" if measured_s < float(e.floor_s) else assumed
+        measured = f"measured {format_seconds(measured_s)}, {ratio:.2f} x the expected time"
+        tables.say(console, f"{verdict.upper()}: {measured}{why}", STYLES[verdict])
     profile = f"; profile {e.profile}" if e.profile else ""
     place = f"{e.cluster.key} ({plural(e.cluster.num_gpus, 'GPU')}; {e.link}, {e.algorithm})"
     times = f"{format_seconds(e.seconds)} ({format_seconds(e.low_s)} to {format_seconds(e.high_s)})"
@@ -286,16 +292,6 @@ def show_expectation(console: Console, e: Expectation, measured_s: float | None 
 
 
 STYLES = {"fail": "bold red", "undecided": "bold", "pass": "green"}  # of verdicts, the worst first
-
-
-def _show_measured(console: Console, e: Expectation, measured_s: float) -> None:
-    verdict, ratio = e.verdict(measured_s), measured_s / float(e.seconds)
-    if measured_s < float(e.low_s):
-        tables.notes(console, ["faster than the range: is the size, the group or the definition of bandwidth another one?"])
-    assumed = "; the range is assumed: calibrate with a host that is known to be good" if verdict == "undecided" else ""
-    why = "; no link here carries that" if measured_s < float(e.floor_s) else assumed
-    measured = f"measured {format_seconds(measured_s)}, {ratio:.2f} x the expected time"
-    tables.say(console, f"{verdict.upper()}: {measured}{why}", STYLES[verdict])
 
 
 PASSED = {"pass": True, "fail": False, "undecided": None}
@@ -398,6 +394,12 @@ def _moved_words(e: Explanation, times: float) -> str:
     return f"{format_bytes(e.nbytes * times)}{computed}"
 
 
+def line_colours(b: StepBill) -> list[str]:
+    from commtax.report.answer_pages import COMPUTE, EXPOSED  # not for those who print
+
+    return [EXPOSED if x.kind == "comm" else COMPUTE for x in by_cost(b)]
+
+
 MANNERS = {
     "StepBill": Manner[StepBill](
         lambda console, b: show_bill(console, ExplainedStep(b)),
@@ -409,8 +411,8 @@ MANNERS = {
                 for x in by_cost(b)
             ],
             "s",
-            question_title,
-            lambda b: line_colours(x.kind == "comm" for x in by_cost(b)),
+            lambda b: question_title(b.question),
+            line_colours,
         ),
         lambda b: layer_drawing(ExplainedStep(b).layer),
     ),

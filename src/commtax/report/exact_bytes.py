@@ -252,7 +252,7 @@ FITS = Manner[Fit | TrainFit](
     bars(
         lambda judged: [(name, size) for name, size, _ in resident_parts(judged)],
         "bytes",
-        lambda judged: f"{question_title(judged)}: held per rank",
+        lambda judged: f"{question_title(judged.question)}: held per rank",
     ),
 )
 MANNERS = {
@@ -265,7 +265,7 @@ MANNERS = {
         bars(
             lambda sent: [(f"{x.item.axis} {x.item.what} {x.item.op}", float(x.item.sent_bytes_per_rank)) for x in sent.lines],
             "bytes",
-            lambda sent: f"{question_title(sent)}: sent per rank and step",
+            lambda sent: f"{question_title(sent.question)}: sent per rank and step",
         ),
     ),
 }

@@ -93,7 +93,12 @@ def fleet_reasons(a: FleetPlans) -> Iterator[str]:
             lacks = words("fleet-safer", fleet=placed_words(a, safer), against=_against_words(safer, safer.late[0]))
         yield words("fleet-close", edge=edge, cause=_edge_words(best), safer=lacks)
     yield from _beaten_by(a)
-    yield from _other_clusters(a)
+    here = a.plans[a.recommended].layout.question.cluster.key
+    for key in dict.fromkeys(q.cluster.key for q in a.questions if q.cluster.key != here):
+        if there := [trial for trial in a.plans if trial.layout.question.cluster.key == key]:
+            one = there[recommended_place(there)]
+            usd = f": {format_money(one.money.usd_per_hour)} per hour" if one.money.usd_per_hour else ""
+            yield f"the same on {key} takes {gpu_words(one)}{usd}"
     yield from _dollars(a)
 
 
@@ -122,16 +127,6 @@ def _beaten_by(a: FleetPlans) -> Iterator[str]:
             grows = f", and the rate may grow by {best.growth:.0%}" if best.growth >= 0 else ""
             doubt = doubt_words(a.question, best.layout.apart != chosen.layout.apart)
             yield words("doubted", lead=f"{lead}{gain}{grows}", doubt=doubt)
-
-
-def _other_clusters(a: FleetPlans) -> Iterator[str]:
-    """Yield what would be recommended on each of the other clusters, and what it costs."""
-    here = a.plans[a.recommended].layout.question.cluster.key
-    for key in dict.fromkeys(q.cluster.key for q in a.questions if q.cluster.key != here):
-        if there := [trial for trial in a.plans if trial.layout.question.cluster.key == key]:
-            one = there[recommended_place(there)]
-            usd = f": {format_money(one.money.usd_per_hour)} per hour" if one.money.usd_per_hour else ""
-            yield f"the same on {key} takes {gpu_words(one)}{usd}"
 
 
 def _unchecked(trial: Trial) -> list[str]:

@@ -360,19 +360,14 @@ def simpler_sentence(a: ServingPlans) -> str:
     return f"{gives} {opening(doubt)}"
 
 
-def point_lines(a: ServingPlans) -> list[str]:
-    """Return what the point to start from gives, what is simpler, and what to beware of."""
-    rows, i = a.answered
-    gives = f"{reasons.delivers(replace(a, plans=rows), i)}."
-    beware = map(opening, (*alone_words(a), *reasons.pool_words(a, rows, i)))
-    return [line for line in (gives, *beware, best_sentence(a), simpler_sentence(a)) if line]
-
-
 def show_points(console: Console, a: ServingPlans) -> None:
     """Show where to run when nothing is limited: a row for each point, and when it is the one to choose."""
     for line in (words("no-limit"), start_sentence(a)):
         say(console, line, ANSWER)
-    for line in point_lines(a):
+    rows, i = a.answered
+    gives = f"{reasons.delivers(replace(a, plans=rows), i)}."
+    beware = map(opening, (*alone_words(a), *reasons.pool_words(a, rows, i)))
+    for line in [line for line in (gives, *beware, best_sentence(a), simpler_sentence(a)) if line]:
         say(console, f"  {line}")
     listed = [(a, point.plans, point.recommended) for point in a.places]
     columns = {"point": [point_name(a, point) for point in a.places]}

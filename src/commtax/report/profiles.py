@@ -130,19 +130,6 @@ def show_difference(console: Console, compared: ProfileDifference) -> None:
     if not (compared.words or compared.constants or compared.latencies):
         say(console, f"{first} and {second} hold the same", "bold")
         return
-    say(console, f"{first} -> {second}: {_counted(compared)}", "bold")
-    columns = (f">{first}", f">{second}", ">change")
-    if compared.words:
-        show_table(console, ("told", first, second), [(name, a or "-", b or "-") for name, a, b in compared.words])
-    if compared.constants:
-        moved = [(x.name, *(_value(x.name, at) for at in (x.before, x.after)), _change(x.change)) for x in compared.constants]
-        show_table(console, ("constant", *columns), moved)
-    for deployment, rows in groupby(compared.latencies, key=lambda x: x.lesson.deployment):
-        heads = ("latency", ">clients", ">prompt", ">answer", *columns)
-        show_table(console, heads, map(_latency_row, rows), title=deployment_words(deployment))
-
-
-def _counted(compared: ProfileDifference) -> str:
     alone = [sum(getattr(x, side) is None for x in compared.constants) for side in ("before", "after")]
     runs = [sum(getattr(x, side) is None for x in compared.latencies) for side in ("before_s", "after_s")]
     both = len(compared.constants) - sum(alone)
@@ -155,7 +142,16 @@ def _counted(compared: ProfileDifference) -> str:
         (runs[0], "latency", "in the second only"),
     )
     counted = (f"{plural(count, noun)} {what}" for count, noun, what in kinds if count)
-    return ", ".join(counted).replace("latencys", "latencies") or "told otherwise"
+    say(console, f"{first} -> {second}: {(', '.join(counted).replace('latencys', 'latencies') or 'told otherwise')}", "bold")
+    columns = (f">{first}", f">{second}", ">change")
+    if compared.words:
+        show_table(console, ("told", first, second), [(name, a or "-", b or "-") for name, a, b in compared.words])
+    if compared.constants:
+        moved = [(x.name, *(_value(x.name, at) for at in (x.before, x.after)), _change(x.change)) for x in compared.constants]
+        show_table(console, ("constant", *columns), moved)
+    for deployment, rows in groupby(compared.latencies, key=lambda x: x.lesson.deployment):
+        heads = ("latency", ">clients", ">prompt", ">answer", *columns)
+        show_table(console, heads, map(_latency_row, rows), title=deployment_words(deployment))
 
 
 def _latency_row(x: LatencyDifference) -> tuple[str, ...]:

@@ -389,23 +389,19 @@ def plot_sweep(s: RequestSweep, path: Path | None) -> "Figure":
                 axes.fill_between(s.values, ends[:, 0], ends[:, 1], color=COLOURS[index], alpha=0.18, linewidth=0)
                 if s.knee is not None:
                     axes.plot(s.values[s.knee], values[s.knee], "o", markersize=11, markerfacecolor="none", color="black")
-            _frame(axes, s, title)
+            axes.set(xscale="log", xlabel=s.title, ylabel=title)
+            ticks = s.values[:: max(1, len(s.values) // 8)]
+            axes.set_xticks(ticks, [f"{value:g}" for value in ticks])
+            axes.minorticks_off()
+            format_time_axis(axes, "y")
+            axes.grid(alpha=0.25)
+            if s.knee is not None:
+                axes.plot([], [], "o", markersize=9, markerfacecolor="none", color="black", linestyle="none", label="knee")
+            if s.name == LOADS[0] and s.values[0] < s.capacity < s.values[-1]:
+                axes.axvline(s.capacity, color="0.35", linestyle=":", label=f"capacity {s.capacity:.3g}/s")
+            axes.legend(fontsize=8, frameon=False, loc="upper left")
 
     return picture(path, draw, size=(11, 4.8))
-
-
-def _frame(axes: "Axes", s: RequestSweep, what: str) -> None:
-    axes.set(xscale="log", xlabel=s.title, ylabel=what)
-    ticks = s.values[:: max(1, len(s.values) // 8)]
-    axes.set_xticks(ticks, [f"{value:g}" for value in ticks])
-    axes.minorticks_off()
-    format_time_axis(axes, "y")
-    axes.grid(alpha=0.25)
-    if s.knee is not None:
-        axes.plot([], [], "o", markersize=9, markerfacecolor="none", color="black", linestyle="none", label="knee")
-    if s.name == LOADS[0] and s.values[0] < s.capacity < s.values[-1]:
-        axes.axvline(s.capacity, color="0.35", linestyle=":", label=f"capacity {s.capacity:.3g}/s")
-    axes.legend(fontsize=8, frameon=False, loc="upper left")
 
 
 def plot_outcome(o: RequestsInTime, path: Path | None) -> "Figure":

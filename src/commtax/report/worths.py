@@ -327,7 +327,7 @@ MANNERS = {
         bars(
             lambda w: [(row.name, row.gain - 1, row.low - 1, row.high - 1) for row in w.here],
             "%",
-            lambda w: f"{question_title(w)}: gain of each technique",
+            lambda w: f"{question_title(w.question)}: gain of each technique",
         ),
     ),
 }

@@ -26,7 +26,7 @@ from commtax.planner.several_clusters import RankedPlan, SeveralPlans
 from commtax.question import Question
 from commtax.report import plan_tables, planning, several_clusters
 from commtax.report.documents import Record, Value
-from commtax.report.figures import FigureTable, figure_table
+from commtax.report.figures import figure_table
 from commtax.report.fleets import fleet_reasons, fleet_sentence, fleets_document, gpu_words, statistic_key
 from commtax.report.manners import LISTED, Manner, bars, layer_drawing
 from commtax.report.money import page_note
@@ -334,24 +334,21 @@ def plan_table(name: str, rows: Sequence[Record], limits: Iterable[str] = ()) ->
     for key in shown.page:
         for other, title in limited.items() if key == "limited" else [(key, "")]:
             if any(cast("Record", row["values"]).get(other) is not None for row in rows):
-                columns.append(page_column(shown, key, other, title))
+                one = shown.figure(key)
+                columns.append(
+                    {
+                        "key": other,
+                        "figure": key in shown.large,
+                        "less": one.less,
+                        "range": key in shown.ranges,
+                        "minor": key in shown.minor,
+                        "label": title or one.name,
+                        "title": title or one.title or one.name,
+                        "kind": one.page_unit,
+                        "help": one.help,
+                    }
+                )
     return {"columns": columns, "rows": list(rows)}
-
-
-def page_column(shown: FigureTable, key: str, other: str, title: str) -> Record:
-    """Return a figure as the page's scripts take it. Its key here is ``other``, under a ``title`` of its own."""
-    one = shown.figure(key)
-    return {
-        "key": other,
-        "figure": key in shown.large,
-        "less": one.less,
-        "range": key in shown.ranges,
-        "minor": key in shown.minor,
-        "label": title or one.name,
-        "title": title or one.title or one.name,
-        "kind": one.page_unit,
-        "help": one.help,
-    }
 
 
 def _card(figures: Record, place: int, marked: Sequence[str], note: str, setup: str, level: int, patch: Patch) -> Record:

@@ -74,7 +74,16 @@ class Key:
     def read(self, text: str) -> int | float | str:
         """Read a value from a link, or refuse it with the rule."""
         if not self.is_number:
-            return self._word(text)
+            if self.words and text not in self.words:
+                listed = [w for w in self.words if w]
+                raise RefusedError(
+                    f"{self.name} '{_printable(text)}': one of {', '.join(listed)}{suggest(text[:64], listed)}", self.name
+                )
+            if len(text.encode("utf-8", "replace")) > self.length:
+                raise RefusedError(f"{self.name}: longer than {self.length:,} bytes", self.name)
+            if self.pattern and text and not re.fullmatch(self.pattern, text):
+                raise RefusedError(f"{self.name} '{_printable(text)}': letters, digits, dots and dashes only", self.name)
+            return text
         whole = isinstance(self.default, int)
         if not re.fullmatch(INTEGER if whole else NUMBER, text):
             kind = "a whole number" if whole else "a number"
@@ -84,18 +93,6 @@ class Key:
             near = min(max(value, self.low), self.high)
             raise RefusedError(f"{self.name}={value:g}: from {self.low:g} to {self.high:g}", self.name, [near])
         return value
-
-    def _word(self, text: str) -> str:
-        if self.words and text not in self.words:
-            listed = [w for w in self.words if w]
-            raise RefusedError(
-                f"{self.name} '{_printable(text)}': one of {', '.join(listed)}{suggest(text[:64], listed)}", self.name
-            )
-        if len(text.encode("utf-8", "replace")) > self.length:
-            raise RefusedError(f"{self.name}: longer than {self.length:,} bytes", self.name)
-        if self.pattern and text and not re.fullmatch(self.pattern, text):
-            raise RefusedError(f"{self.name} '{_printable(text)}': letters, digits, dots and dashes only", self.name)
-        return text
 
 
 INTEGER = r"-?[0-9]{1,12}"
