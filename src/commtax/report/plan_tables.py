@@ -162,8 +162,7 @@ def gpus_of(listed: Sequence[tuple[ServingPlans, ServingColumns, int]]) -> list[
     return [int(rows.gpus[i]) for _, rows, i in listed]
 
 
-CODED = ("mode", "dtype", "exchange", "sure_ttft_s", "sure_tpot_s")
-"""Columns of a search that no table shows: codes, and times with a margin that limits were held against."""
+CODED = ("mode", "dtype", "exchange", "sure_ttft_s", "sure_tpot_s")  # columns that no table shows: codes, and times with a margin
 
 
 def served_rows(a: ServingPlans) -> list[Record]:

@@ -184,7 +184,13 @@ def shorten_rejected(rejected: Iterable[Rejected]) -> list[Rejected]:
 
 def plans_document(a: Plans, top: int, pasted: StandingPlan | None = None) -> Record:
     """Return what ``plan --json`` prints, of either phase. ``pasted`` is where the pasted plan stands, null without one."""
-    standing = _standing_record(a, pasted) if pasted else None
+    standing: Record | None = None
+    if pasted and isinstance(rows := pasted.rows, TrainColumns):
+        standing = record("plan-training-sizes", row=plan_tables.RowValues(rows, 0)) if len(rows) else {}
+    elif pasted and isinstance(a, ServingPlans) and isinstance(rows, ServingColumns):
+        standing = plan_tables.served_row(a, rows, 0) if len(rows) else {}
+    if pasted and standing is not None:
+        standing |= {"plan": pasted.plan, "rank": pasted.rank or None, "reason": pasted.reason, "remark": pasted.remark}
     if a.trains:
         rankings = _rankings(a, a.plans, a.near, partial(plan_tables.trained_row, a), top)
         return document("plan-trained", a.question, **rankings, pasted=standing)
@@ -219,15 +225,6 @@ def _rankings(a: Plans, plans: Rows, near: Rows, row: Callable[[Rows, int], Reco
     }
 
 
-def _standing_record(a: Plans, pasted: StandingPlan) -> Record:
-    rows, figures = pasted.rows, Record()
-    if isinstance(rows, TrainColumns):
-        figures = record("plan-training-sizes", row=plan_tables.RowValues(rows, 0)) if len(rows) else {}
-    elif isinstance(a, ServingPlans):
-        figures = plan_tables.served_row(a, rows, 0) if len(rows) else {}
-    return {**figures, "plan": pasted.plan, "rank": pasted.rank or None, "reason": pasted.reason, "remark": pasted.remark}
-
-
 def drawn_front(a: ServingPlans, room: int) -> list[Sketch]:
     """Draw the Pareto front: what a user gets (across) against what a GPU gives (up)."""
     width = min(WIDTH, room - EDGE)
@@ -243,7 +240,10 @@ def drawn_front(a: ServingPlans, room: int) -> list[Sketch]:
 
     for column, row in map(place, x, y):
         grid[row][column] = "•"
-    marked = _marked(a)
+    marked = {plan_tables.MARK: ("the recommended plan", a.plans, a.recommended)}  # or the operating points by their first letters
+    if a.places:
+        named = [(point_name(a, point), point) for point in a.places]
+        marked = {name[0].upper(): (name, point.plans, point.recommended) for name, point in named}
     for sign, (_, rows, i) in marked.items():
         column, row = place(rows.tokens_per_s_per_user[i], rows.tokens_per_s_per_gpu[i])
         if 0 <= row < HEIGHT and 0 <= column < width:
@@ -257,14 +257,6 @@ def drawn_front(a: ServingPlans, room: int) -> list[Sketch]:
     return lines
 
 
-def _marked(a: ServingPlans) -> dict[str, tuple[str, ServingColumns, int]]:
-    """Return points with a sign each: the recommended plan, or the operating points by their first letters."""
-    if not a.places:
-        return {plan_tables.MARK: ("the recommended plan", a.plans, a.recommended)}
-    named = [(point_name(a, point), point) for point in a.places]
-    return {name[0].upper(): (name, point.plans, point.recommended) for name, point in named}
-
-
 def show_engines(console: Console, answers: Sequence[TrainPlans], _top: int) -> None:
     """Show which engine, with which plan, and by how much, then each engine's best plan in a row."""
     q, able = answers[0].question, fastest_first(answers)
@@ -275,7 +267,8 @@ def show_engines(console: Console, answers: Sequence[TrainPlans], _top: int) -> 
         for other in able[1:]:
             theirs, plan = other.step_of(other.plans, other.recommended), other.whole_words(other.plans, other.recommended)
             sure = "" if float(ours.high_s) < float(theirs.low_s) else "; their 80% ranges overlap: measure both"
-            say(console, f"  {_rate(best) / _rate(other) - 1:.1%} more tokens/s than {_engine_key(other)}, {plan}{sure}")
+            ahead = best.tokens_per_s(best.plans, best.recommended) / other.tokens_per_s(other.plans, other.recommended) - 1
+            say(console, f"  {ahead:.1%} more tokens/s than {_engine_key(other)}, {plan}{sure}")
     for answer in answers:
         if not len(answer.plans):
             say(console, f"{_engine_key(answer)}: no plan fits in memory.", "bold red")
@@ -291,7 +284,7 @@ def show_engines(console: Console, answers: Sequence[TrainPlans], _top: int) -> 
 
 def fastest_first(answers: Sequence[TrainPlans]) -> list[TrainPlans]:
     """Sort answers that have a plan by the speed of the recommended one."""
-    return sorted((a for a in answers if len(a.plans)), key=_rate, reverse=True)
+    return sorted((a for a in answers if len(a.plans)), key=lambda a: a.tokens_per_s(a.plans, a.recommended), reverse=True)
 
 
 def engines_document(answers: Sequence[TrainPlans], top: int) -> Record:
@@ -302,10 +295,6 @@ def engines_document(answers: Sequence[TrainPlans], top: int) -> Record:
         "recommended": _engine_key(able[0]) if able else None,
         "answers": [plans_document(a, top) for a in answers],
     }
-
-
-def _rate(a: TrainPlans) -> float:
-    return a.tokens_per_s(a.plans, a.recommended)
 
 
 def _engine_key(a: TrainPlans) -> str:
@@ -462,18 +451,14 @@ def beside_recommended(a: ServingPlans, pasted: StandingPlan) -> str:
     if more == 1 and aim in LEAD:
         lead = 1 / ratio - 1
         if round(100 * lead) > 0:
-            return f"; yours {LEAD[aim].format(lead)} than the recommended plan{_why_keep(q, theirs, r)}"
+            ahead = f"; yours {LEAD[aim].format(lead)} than the recommended plan"
+            if doubts := reasons.against_words(q, r):  # better, and yet not recommended
+                return f"{ahead}, but {doubts}"
+            simple, yours = (float(ranking.complexity(x, q.cluster, q.requests.prefill_cluster)[0]) for x in (theirs, r))
+            return f"{ahead}{', which is simpler' if simple < yours else ''}: if it runs, keep it"
         if ratio - 1 <= margin(q):
             return f"; yours is as good as the recommended plan within the margin of {percent(margin(q))} (--margin)"
     return f"; {_times('the recommended plan', ratio, GAIN[aim], more)}" if more != 1 or ratio > ALIKE else ""
-
-
-def _why_keep(q: Question, theirs: ServingColumns, r: ServingColumns) -> str:
-    """Say why a plan that is better than the recommended one is not recommended itself, and what to do about it."""
-    if doubts := reasons.against_words(q, r):
-        return f", but {doubts}"
-    yours, simple = (float(ranking.complexity(rows, q.cluster, q.requests.prefill_cluster)[0]) for rows in (r, theirs))
-    return f"{', which is simpler' if simple < yours else ''}: if it runs, keep it"
 
 
 def _when_users_wait(a: ServingPlans, pasted: StandingPlan) -> str:

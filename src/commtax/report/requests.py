@@ -30,8 +30,7 @@ from commtax.report.tables import (
     show_table,
 )
 from commtax.sim.serving.figures import weighted_quantile
-from commtax.spec.stream import Lengths
-from commtax.statement import MEANS, Note
+from commtax.statement import MEANS
 from commtax.units import format_figure, format_seconds, format_spread, plural
 from commtax.verbs.disaggregation import describe_pools, prompter
 from commtax.verbs.examining import NEEDED, UPPER, EngineUsage, FirstTokens, Gaps, RequestSweep, Slo, first_tokens, gaps, usage_of
@@ -131,14 +130,13 @@ def _lengths(o: RequestsInTime) -> str:
     if q.offered.trace is not None:
         return f"{o.stream.input_len.mean():,.0f} tokens in and {o.stream.output_len.mean():,.0f} out on average"
     means = ((q.offered.inputs, q.requests.input_len), (q.offered.outputs, q.requests.output_len))
-    prompt, answer = (_length(drawn, int(mean), float(q.requests.spread)) for drawn, mean in means)
-    return f"{prompt} tokens in{cached_words(q)}, {answer} out{longest_words(q)}"
-
-
-def _length(drawn: Lengths | None, mean: int, spread: float) -> str:
-    if drawn is None:
-        return f"{mean:,}{f' {format_spread(spread)}' if spread and mean > 1 else ''}"
-    return f"{drawn.mean:,.0f}" if drawn.kind == "constant" else f"{drawn.mean:,.0f} ({drawn.source or drawn.kind})"
+    lengths, spread = list[str](), float(q.requests.spread)
+    for drawn, mean in means:
+        if drawn is None:
+            lengths.append(f"{int(mean):,}{f' {format_spread(spread)}' if spread and mean > 1 else ''}")
+        else:
+            lengths.append(f"{drawn.mean:,.0f}" + (f" ({drawn.source or drawn.kind})" if drawn.kind != "constant" else ""))
+    return f"{lengths[0]} tokens in{cached_words(q)}, {lengths[1]} out{longest_words(q)}"
 
 
 def rate_words(per_s: float) -> str:
@@ -196,16 +194,11 @@ def first_words(tail: FirstTokens) -> str:
         return f"p99 TTFT {format_seconds(tail.p99_s)} is close to its median of {format_seconds(tail.median_s)}: there is no tail."
     whole = sum(max(0.0, seconds) for seconds in tail.more_s.values())
     ranked = sorted(tail.more_s.items(), key=lambda pair: -pair[1])
-    parts = [f"{format_seconds(seconds)} {_cause(name, tail.longer)}" for name, seconds in ranked if seconds > LITTLE * whole]
+    long = f"are {tail.longer:.1f} x as long" if tail.longer > LONGER else "also compute other prompts"
+    texts = WORDS["causes"] | {"own": f"{WORDS['causes']['own']}, which {long}"}
+    parts = [f"{format_seconds(seconds)} {texts[name]}" for name, seconds in ranked if seconds > LITTLE * whole]
     times = f"{tail.p99_s / tail.median_s:.1f} x its median of {format_seconds(tail.median_s)}"
     return f"p99 TTFT {format_seconds(tail.p99_s)} is {times}: the slowest 1% spend {', and '.join(parts)}."
-
-
-def _cause(name: str, longer: float) -> str:
-    text = str(WORDS["causes"][name])
-    if name != "own":
-        return text
-    return f"{text}, which are {longer:.1f} x as long" if longer > LONGER else f"{text}, which also compute other prompts"
 
 
 def gap_words(tail: Gaps) -> str:
@@ -250,14 +243,15 @@ def remarks(o: RequestsInTime) -> list[str]:
     return list(dict.fromkeys(note for note in o.notes if note.code not in above))
 
 
-def _limit_notes(o: RequestsInTime) -> list[Note]:
-    return [note for note in o.notes if note.code == OWN_LIMITS]
-
-
 def outcome_document(o: RequestsInTime, slo: Slo) -> Record:
-    q, offered = o.question, o.question.offered
+    q, offered, limits = o.question, o.question.offered, [note for note in o.notes if note.code == OWN_LIMITS]
     first, between = first_tokens(o), gaps(o)
     ours = {"cause": first.cause, "more_s": dict(first.more_s), "longer": first.longer}
+    sure = {"kept": slo.kept(o), "kept_with": slo.probability(o), "goodput_requests_per_s": slo.goodput(o)}
+    times = [Record(metric=metric) for metric in METRICS]  # all statistics of each with their 80% ranges, in seconds
+    for row, metric, which in ((row, metric, s) for row, metric in zip(times, METRICS, strict=True) for s in STATISTICS):
+        low, high = o.range_of(f"{metric}_{which}")
+        row |= {f"{which}_s": o.statistic(f"{metric}_{which}"), f"{which}_low_s": low, f"{which}_high_s": high}
     made = document(
         "requests",
         o.question,
@@ -272,29 +266,14 @@ def outcome_document(o: RequestsInTime, slo: Slo) -> Record:
             input_len_mean=float(np.mean(o.stream.input_len)),
             output_len_mean=float(np.mean(o.stream.output_len)),
         ),
-        requests=o.num_requests,
         utilisation=None if o.closed or isinf(o.offered_rate) else o.offered_rate / o.capacity,
-        times=[_times(o, metric) for metric in METRICS],
-        slo=_slo(o, slo) if slo.limits else None,
+        times=times,
+        slo={**slo.limits, "share": slo.share(o), **sure} if slo.limits else None,
         usage=usage_of(o),
         tail={"ttft": ours, "itl": between, "words": tail_words(o)},
-        notes=[*filter(None, [_saved(o)]), *_limit_notes(o), *remarks(o), *fixed_time_notes(o.alike)],
+        notes=[*filter(None, [_saved(o)]), *limits, *remarks(o), *fixed_time_notes(o.alike)],
     )
     return made | bench_result(o, slo)
-
-
-def _times(o: RequestsInTime, metric: str) -> Record:
-    """Return all statistics of one time with their 80% ranges, in seconds."""
-    row: Record = {"metric": metric}
-    for which in STATISTICS:
-        low, high = o.range_of(f"{metric}_{which}")
-        row |= {f"{which}_s": o.statistic(f"{metric}_{which}"), f"{which}_low_s": low, f"{which}_high_s": high}
-    return row
-
-
-def _slo(o: RequestsInTime, slo: Slo) -> Record:
-    sure = {"kept": slo.kept(o), "kept_with": slo.probability(o)}
-    return {**slo.limits, "share": slo.share(o), **sure, "goodput_requests_per_s": slo.goodput(o)}
 
 
 def bench_result(o: RequestsInTime, slo: Slo) -> Record:
@@ -305,7 +284,6 @@ def bench_result(o: RequestsInTime, slo: Slo) -> Record:
         "requests-bench",
         question=o.question,
         outcome=o,
-        requests=o.num_requests,
         request_rate="inf" if o.closed or isinf(rate) else rate,
         burstiness=burstiness if isfinite(burstiness) else "inf",
         max_concurrency=int(limit) if isfinite(limit) else None,
@@ -322,21 +300,19 @@ def bench_result(o: RequestsInTime, slo: Slo) -> Record:
 
 def sweep_document(s: RequestSweep, slo: Slo) -> Record:
     """Return what ``simulate --sweep … --json`` prints: a record with vLLM's keys in ``runs`` for each point."""
-    first, knee, most = s.outcomes[0], s.knee, s.most(slo)
+    first, knee, most, runs = s.outcomes[0], s.knee, s.most(slo), list[Record]()
+    for value, o in zip(s.values, s.outcomes, strict=True):
+        judged: Record = {"source": "predicted", "overloaded": o.overloaded, "share": slo.share(o) if slo.limits else None}
+        runs.append({s.name: value, **bench_result(o, slo), **judged})
     return document(
         "requests-sweep",
         first.question,
         sweep=s,
         knee=None if knee is None else s.values[knee],
         most=None if most is None else s.values[most],
-        runs=[{s.name: value, **_point(o, slo)} for value, o in zip(s.values, s.outcomes, strict=True)],
-        notes=[*_limit_notes(first), *remarks(first)],
+        runs=runs,
+        notes=[*(note for note in first.notes if note.code == OWN_LIMITS), *remarks(first)],
     )
-
-
-def _point(o: RequestsInTime, slo: Slo) -> Record:
-    kept = slo.share(o) if slo.limits else None
-    return {**bench_result(o, slo), "source": "predicted", "overloaded": o.overloaded, "share": kept}
 
 
 EXPENDABLE = ("TPOT p99", "E2E mean", "answered/s", "TTFT mean", "TPOT mean", "tokens/s out")
@@ -354,23 +330,14 @@ def show_sweep(console: Console, s: RequestSweep, slo: Slo) -> None:
         parts.append("no point meets the SLO" if most is None else f"the SLO is met up to {unit(s.values[most])}")
     say(console, f"{parts[0][0].upper()}{parts[0][1:]}, {', '.join(parts[1:])}" if parts[1:] else parts[0], ANSWER)
     say_question(console, s.outcomes[0].question, gpus=fleet_words(s.outcomes[0]))
-    columns = (
-        f">{s.title}",
-        *(f">{title}" for title in SWEPT.values()),
-        *(">answered/s", ">tokens/s out"),
-        *([">SLO met"] if slo.limits else []),
-        "",
-    )
-    show_table(console, columns, (_sweep_cells(s, i, slo) for i in range(len(s.values))), EXPENDABLE)
+    met, rows = [">SLO met"] * bool(slo.limits), list[list[str]]()
+    for at, (value, o) in enumerate(zip(s.values, s.outcomes, strict=True)):
+        times = [format_seconds(x) if np.isfinite(x := o.statistic(name)) else "–" for name in SWEPT]
+        kept, mark = [f"{slo.share(o):.1%}" for _ in met], "overloaded" if o.overloaded else "the knee" if at == s.knee else ""
+        rows.append([f"{value:,.4g}", *times, f"{o.requests_per_s:,.2f}", f"{o.tokens_per_s:,.0f}", *kept, mark])
+    columns = (f">{s.title}", *(f">{title}" for title in SWEPT.values()), ">answered/s", ">tokens/s out", *met, "")
+    show_table(console, columns, rows, EXPENDABLE)
     notes(console, remarks(s.outcomes[0]))
-
-
-def _sweep_cells(s: RequestSweep, at: int, slo: Slo) -> tuple[str, ...]:
-    o = s.outcomes[at]
-    times = [format_seconds(value) if np.isfinite(value := o.statistic(name)) else "–" for name in SWEPT]
-    mark = "overloaded" if o.overloaded else "the knee" if at == s.knee else ""
-    kept = [f"{slo.share(o):.1%}"] if slo.limits else []
-    return (f"{s.values[at]:,.4g}", *times, f"{o.requests_per_s:,.2f}", f"{o.tokens_per_s:,.0f}", *kept, mark)
 
 
 def plot_sweep(s: RequestSweep, path: Path | None) -> "Figure":
