@@ -107,8 +107,11 @@ def profile_document(profile: Profile) -> Record:
     runs = list[Record]()
     for run in runs_of(profile.lessons):
         offs = {metric: lesson.measured_s / lesson.catalogue_s - 1 for metric, lesson in run.lessons.items()}
-        told = {metric: record("profile-latency", lesson=run.lessons[metric], off=off) for metric, off in offs.items()}
-        served, parts = {name: told.get(name) for name in LATENCIES}, {x: told[x] for x in told if x not in LATENCIES}
+        latencies = {metric: record("profile-latency", lesson=run.lessons[metric], off=off) for metric, off in offs.items()}
+        served, parts = (
+            {name: latencies.get(name) for name in LATENCIES},
+            {x: latencies[x] for x in latencies if x not in LATENCIES},
+        )
         runs.append(record("profile-run", lesson=run.first, deployment=run.deployment, **served, parts=parts or None))
     moved = [
         record("profile-move", deployment=deployment, name=name, change=change, off=math.expm1(change.log))
