@@ -1,7 +1,4 @@
-"""Answers as JSON documents: ``documents.toml`` says of every key where its value is and how it is told, so that no name decides.
-
-A document is a plain record, made by ``record``; records of answers stand in it as they are, and ``to_json`` makes JSON of all.
-"""
+"""Answers as JSON documents: ``documents.toml`` says of every key where its value is and how it is told."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -18,13 +15,13 @@ from commtax.redaction import redact
 from commtax.spec import SIZES
 
 Value = int | float | str | None
-Record = dict[str, object]
-"""What is written as a JSON object, a document or a row of one: whoever made it knows its values, and nobody reads them back."""
+Record = dict[str, object]  # what is written as a JSON object, a document or a row of one: nobody reads its values back
 LEFT_OUT = object()  # a value that its document does not have this time
 Way = Callable[[object], object]
 
 
-WAYS: dict[str, Way] = {  # how a value is told
+# How a value is told
+WAYS: dict[str, Way] = {
     "": lambda value: value,
     "whole": lambda value: round(value) if isinstance(value, float) and isfinite(value) else value,
     "if any": lambda value: value or LEFT_OUT,

@@ -19,6 +19,7 @@ def million(usd: float | None) -> str:
     return "" if usd is None else f"{usd:,.2f}" if usd >= 0.1 else f"{usd:.2g}"
 
 
+# How a terminal writes a figure of each unit, from its value and digits, and what stands for none
 UNITS: Mapping[str, tuple[Callable[..., str], str]] = {
     "seconds": (lambda value, _: format_seconds(value), "–"),
     "days": (lambda value, _: format_duration(value * DAY_S), "–"),
@@ -34,7 +35,6 @@ UNITS: Mapping[str, tuple[Callable[..., str], str]] = {
     "yes": (lambda value, _: "yes" if value else "no", ""),
     "text": (lambda value, _: str(value), ""),
 }
-"""How a terminal writes a figure of each unit, from its value and digits, and what stands for none."""
 PAGE_UNITS = {"mean": "count", "odds": "share", "growth": "share", "money": "usd"}  # units that the page writes as others
 NONE: Mapping[str, Sequence[object]] = {}
 RANGE = ".range"  # behind a key: the 80% range of that figure

@@ -48,10 +48,7 @@ _ON_ANY_GROUND = dict.fromkeys(_GROUND, "none") | dict.fromkeys(_INK, "#7a7a7a")
 
 
 def picture(path: Path | None, draw: Callable[["Figure"], None], size: tuple[float, float] = (8, 5), dpi: int = 130) -> "Figure":
-    """Return a figure that ``draw`` fills, written without a screen: the same to the byte each time, with no dates inside.
-
-    Without a path it is for a notebook, which shows it as it is.
-    """
+    """Return a figure that ``draw`` fills, for a notebook or written without a screen: the same to the byte each time."""
     check_plot(path)
     import matplotlib as mpl
 
@@ -110,8 +107,8 @@ def format_time_axis(axes: "Axes", which: str) -> None:
 
 MOST_BARS = 15
 BarRow = tuple[str, float] | tuple[str, float, float, float]  # a label, a number, and the ends of its range where it has one
+# How a number is written, by its unit
 WRITTEN: dict[str, Callable[[float], str]] = {"s": format_seconds, "bytes": format_bytes, "%": lambda share: f"{share:.1%}"}
-"""How a number is written, by its unit."""
 
 
 def plot_bars(rows: Sequence[BarRow], unit: str, title: str, path: Path | None, colours: Sequence[str] = ()) -> "Figure":
@@ -127,9 +124,8 @@ def plot_bars(rows: Sequence[BarRow], unit: str, title: str, path: Path | None, 
         for place, (_, value, *ends) in enumerate(shown):
             if ends:
                 axes.plot(ends, [place, place], color=LIGHT["quiet"], linewidth=1.5, marker="|")
-            axes.annotate(
-                write(value), (max(0.0, *ends, value), place), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8
-            )
+            at = max(0.0, *ends, value), place
+            axes.annotate(write(value), at, xytext=(5, 0), textcoords="offset points", va="center", fontsize=8)
         axes.set_yticks(places, [no_formula(str(row[0])) for row in shown], fontsize=8)
         axes.invert_yaxis()
         axes.xaxis.set_major_formatter(lambda value, _: write(value))

@@ -1,7 +1,4 @@
-"""What the page asks: a state under short keys, as it stands in a link. One table says names, ranges and defaults.
-
-The same table reads a query, writes the normal form back, and describes the parameters to whoever serves them.
-"""
+"""What the page asks: a state under short keys, as it stands in a link. One table says names, ranges and defaults."""
 
 from __future__ import annotations
 
@@ -229,8 +226,8 @@ def state_of(q: Question) -> State:
     return State().but({**keys, **kinds, "n": int(q.batch // q.micro_batch), "as": axes})
 
 
+# What needs no word; of all others nothing, "" and False
 USUAL = {key.option: options()[key.option].default for key in KEYS if key.option in options()}
-"""What needs no word; of all others nothing, "" and False."""
 FLAGS = {name: option.flags[0] for name, option in options().items() if option.flags} | {axis: f"-{axis}" for axis in SIZES}
 
 
@@ -307,17 +304,16 @@ def _cluster(name: str, intra: str, inter: str, key: str = "c") -> Cluster:
 
 
 def parse_pasted_config(text: str) -> Mapping[str, object]:
+    def refuse_constant(name: str) -> float:
+        raise Refusal(f"{name} is not a number of JSON")
+
     try:
-        config = json.loads(text, parse_constant=_no_constant)
+        config = json.loads(text, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
         raise RefusedError(f"cfg: not valid JSON ({_printable(str(error))})", "cfg", malformed=False) from None
     if not isinstance(config, dict):
         raise RefusedError("cfg: a JSON object is needed, as in config.json", "cfg", malformed=False)
     return config
-
-
-def _no_constant(name: str) -> float:
-    raise Refusal(f"{name} is not a number of JSON")
 
 
 def free_config(hidden: int, layers: int) -> Mapping[str, object]:
