@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from commtax.planner.fleet_trials import Trial
 
 
+INTERRUPTED = 130  # the exit code
 MOST_LISTED = 1000  # plans that are listed at most: a table that somebody may still read
 Answer = TypeVar("Answer", ServingPlans, TrainPlans)
 
@@ -99,9 +100,8 @@ def _serve_on_several(order: Order) -> NoReturn:
     if options.emit:
         chosen = (ranked.waited or ranked).recommended  # the plan that the answer names first
         order.output.emitted = _commands(order, chosen.answer, chosen.row) if chosen else {}
-    order.output.answer(
-        several_clusters.several_document, several_clusters.show_several, ranked, options.top, code=0 if ranked.plans else 1
-    )
+    show, document = several_clusters.show_several, several_clusters.several_document
+    order.output.answer(document, show, ranked, options.top, code=0 if ranked.plans else 1)
 
 
 def goal_of(order: Order) -> Question:
@@ -200,13 +200,9 @@ def _train(order: Order) -> NoReturn:
     if options.global_batch is None:
         raise Refusal.about(global_batch="training needs the sequences of a step, such as --global-batch 1024")
     length = q.kind.length if options.input_len is None else options.input_len
-    put = [
-        one.but(global_batch=options.global_batch, context=length, sequence_parallel=True, margin=options.margin)
-        for one in (q, *order.engines)
-    ]
-    if options.tokens:
-        put = [one.but(train_tokens=parse_tokens(options.tokens, "tokens")) for one in put]
-    q, *others = (with_prices([one], options.price)[0] for one in put)
+    goal = {"global_batch": options.global_batch, "context": length, "sequence_parallel": True, "margin": options.margin}
+    goal |= {"train_tokens": parse_tokens(options.tokens, "tokens")} if options.tokens else {}
+    q, *others = (with_prices([one.but(**goal)], options.price)[0] for one in (q, *order.engines))
     if others:
         _train_with_several(order, [q, *others])
     searched, speed = _time_search(lambda: best_training(q))
@@ -245,10 +241,6 @@ def _trains(searched: TrainPlans, launch: Launch) -> StandingPlan:
     return training_standing(searched, run)
 
 
-OTHERWISE = ("max_concurrency", "plot", "html")  # options that a search for a rate has no use for
-INTERRUPTED = 130
-
-
 def _fleets(order: Order) -> NoReturn:
     """Find out how many GPUs a rate of requests needs."""
     from commtax.planner.fleets import best_fleets  # not for those who have no rate
@@ -260,7 +252,7 @@ def _fleets(order: Order) -> NoReturn:
     if order.launch:
         raise Refusal("from: a pasted plan is ranked without a --request-rate; commtax simulate --from serves it at one", "from")
     check_one_place(order.question)
-    refuse(options, OTHERWISE, "is not known beside --request-rate")
+    refuse(options, ("max_concurrency", "plot", "html"), "is not known beside --request-rate")
     fleet_plans = best_fleets(_with_rate(order), options.on, top=options.top, progress=_follow() if is_watched() else None)
     if options.emit:
         from commtax.planner.fleets import fleet_servers
