@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 BETWEEN = 2  # columns
 WIDE_TEXT = 36  # columns from which on text is no name, and may fold to many lines
 SHORT = 16  # columns of a name that is folded only where it must
+# Lines that a name may fold to, and columns that long text is content with: first generously, then where else is no room
 MOST_LINES, ENOUGH = (2, 3), (WIDE_TEXT, 24)
-"""Lines that a name may fold to, and columns that long text is content with: first generously, then where else is no room."""
 EXCEPTIONS = 10  # of so many names one may fold to a line more than the others, which leaves them room for another column
 
 
@@ -52,16 +52,7 @@ class Needs:
         return [count_lines(words, width) for words in self.cells]
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The columns that are shown, by their numbers, and their widths."""
-
-    kept: tuple[int, ...]
-    widths: tuple[int, ...]
-
-
-FURTHER, NOTED = 4, 2
-"""Columns that a sentence is indented by from its second line on; one that has a mark or is itself indented by fewer."""
+FURTHER, NOTED = 4, 2  # columns that a sentence is indented by from its second line on, and where it has a mark or is indented
 MOST_NAMES = 2  # columns of text that head a record
 
 
@@ -165,27 +156,25 @@ class DrawnTable:
         choice = choose(columns, [not name.startswith(">") for name in self.columns], order, width)
         title = Text(self.title, "bold").lines(width) if self.title else []
         if choice is None:
-            return [
-                *title,
-                *(line for row, shown in zip(self.rows, cells, strict=True) for line in self._record(row, shown, width)),
-            ]
+            records = (self._record(row, shown, width) for row, shown in zip(self.rows, cells, strict=True))
+            return [*title, *(line for one in records for line in one)]
         head = [] if not any(self.names) else list(self._across(choice, self.names, ["dim"] * len(self.names), top=False))
         body = [line for row, shown in zip(self.rows, cells, strict=True) for line in self._across(choice, shown, _styles(row))]
-        missing = [name for i, name in enumerate(self.names) if i not in choice.kept and name]
+        missing = [name for i, name in enumerate(self.names) if i not in choice[0] and name]
         if not missing:
             return [*title, *head, *body]
         ways = f"; {self.wider}" if self.wider else ""
         left_out = Text(f"  not shown at {width} columns: {', '.join(dict.fromkeys(missing))}{ways}", "dim")
         return [*title, *head, *body, *left_out.lines(width)]
 
-    def _across(self, choice: Choice, cells: Sequence[str], styles: Sequence[str], top: bool = True) -> Iterator[Text]:
+    def _across(self, choice: "Choice", cells: Sequence[str], styles: Sequence[str], top: bool = True) -> Iterator[Text]:
         """Yield a row in as many lines as its cells fold to. Names stand right above the first."""
-        folded = [fold(cells[i], width) for i, width in zip(choice.kept, choice.widths, strict=True)]
+        folded = [fold(cells[i], width) for i, width in zip(*choice, strict=True)]
         height = max(map(len, folded))
         tall = [[*lines, *[""] * (height - len(lines))] if top else [*[""] * (height - len(lines)), *lines] for lines in folded]
         for parts in zip(*tall, strict=True):
             line = Text()
-            for i, width, part in zip(choice.kept, choice.widths, parts, strict=True):
+            for i, width, part in zip(*choice, parts, strict=True):
                 space = " " * (width - width_of(part))
                 before, after = (space, "") if self.columns[i].startswith(">") else ("", space)
                 line.append(before).append(part, styles[i]).append(after + " " * BETWEEN)
@@ -253,13 +242,16 @@ class Pipe:
         return [escape_controls(str(shown)).rstrip()]
 
 
+Choice = tuple[tuple[int, ...], tuple[int, ...]]  # the columns that are shown, by their numbers, and their widths
+
+
 def choose(
     columns: Sequence[Sequence[str]], folds: Sequence[bool], expendable: Sequence[Sequence[int]], width: int
 ) -> Choice | None:
     """Choose columns (a name and cells each) that fit. ``expendable`` ones may go, the first first, some only together."""
     whole = [max(map(width_of, cells)) for cells in columns]
     if _total(whole) <= width:
-        return Choice(tuple(range(len(columns))), tuple(whole))
+        return tuple(range(len(columns))), tuple(whole)
     needs = [Needs.of(name, cells, fold) for (name, *cells), fold in zip(columns, folds, strict=True)]
     needed = [i for i in range(len(columns)) if not any(i in some for some in expendable)]
     for at in range(len(MOST_LINES)):
@@ -268,7 +260,7 @@ def choose(
             for more in reversed(expendable):
                 if _total([needs[i].by_lines[at] for i in (*kept, *more)]) <= width:
                     kept = sorted((*kept, *more))
-            return Choice(tuple(kept), _spread([needs[i] for i in kept], at, width))
+            return tuple(kept), _spread([needs[i] for i in kept], at, width)
     return None
 
 

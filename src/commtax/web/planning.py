@@ -103,13 +103,8 @@ def plan_command(state: State, rate: bool = False) -> str:
     places = [state["c"], *({} if trains else others)]
     values: dict[str, object] = {key: state[key] for key in ("intra", "inter", "e", "dt")}
     if trains:
-        values |= {
-            "ph": "train",
-            "gb": global_batch(state),
-            "il": state.length,
-            "tok": f"{state['tok']:.12g}B",
-            "usd": state["usd"],
-        }
+        values |= {"ph": "train", "gb": global_batch(state), "il": state.length}
+        values |= {"tok": f"{state['tok']:.12g}B", "usd": state["usd"]}
     else:
         values |= {"il": state["il"], "ol": state["ol"], "kv": state["kv"], "sure": f"{state['sure']:g}%"}
         values |= {"obj": objective(state, rate), "rps": f"{state['rps']:g}" if rate else "", "try": "" if rate else state["try"]}
