@@ -6,6 +6,7 @@ from commtax.cli.options import Verb, VerbSubject
 from commtax.cli.order import Order, refuse, verb_command
 from commtax.cli.output import write_page
 from commtax.options import taken_by
+from commtax.question import Question
 from commtax.records import replace
 from commtax.statement import Refusal
 from commtax.units import parse_tokens
