@@ -143,7 +143,6 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _show_progress(verb: str) -> AbstractContextManager[None]:
-    """Show how far a command is on a terminal, unless it does so itself."""
     if not sys.stderr.isatty() and "COMMTAX_PROGRESS" not in os.environ:
         return nullcontext()
     from commtax.cli.progress import watched

@@ -15,6 +15,7 @@ from commtax.shipped_tables import PACKAGE, table
 SHELL = "_COMMTAX_COMPLETE"  # the variable that names the shell
 FILES = ":files"  # an answer that stands for files, which shells know better
 GROUPS = ("profile", "measure")
+HELP = {"--help": "Show what it answers, and its options.", "--help-all": "Explain all options."}
 Offers = dict[str, str]  # what may be typed, each with what it is
 
 
@@ -74,11 +75,7 @@ def offered(words: list[str]) -> Offers:
     return _starting(_argument(verb, rest, position, typed), typed)
 
 
-HELP = {"--help": "Show what it answers, and its options.", "--help-all": "Explain all options."}
-
-
 def _join_at_equals(words: list[str]) -> list[str]:
-    """Join the words that bash broke at ``=``."""
     whole: list[str] = []
     for word in words:
         if whole and (word == "=" or whole[-1].endswith("=")) and whole[-1].startswith("--"):

@@ -17,6 +17,7 @@ GROUPS = ("Where", "Plan", "Step", "Requests", "Limits", "Serving", "Training", 
 FEW = 14  # options that are explained without being asked for, beside the usual ones
 INDENT = 2
 LEAST = 40  # columns of the narrowest terminal that help is folded for
+HYPHEN, SPACE = "\u2011", "\u00a0"  # signs that no line is broken at, while a text is laid out
 ALL = "Explain all options."
 TABLE = os.path.join("cli", "helps.toml")
 
@@ -92,9 +93,6 @@ class Formatter(click.HelpFormatter):
 
     def getvalue(self) -> str:
         return super().getvalue().replace(HYPHEN, "-").replace(SPACE, " ")
-
-
-HYPHEN, SPACE = "\u2011", "\u00a0"  # signs that no line is broken at, while a text is laid out
 
 
 def _whole(text: str) -> str:

@@ -213,7 +213,6 @@ def _train(order: Order) -> NoReturn:
 
 
 def _train_with_several(order: Order, put: list[Question]) -> NoReturn:
-    """Plan the same job for several engines, each with its own recommended plan."""
     from commtax.report.planning import engines_document, show_engines
 
     refuse(order.options, ("plot", "html", "emit"), "is of one engine; name one with --engine")

@@ -26,6 +26,7 @@ from commtax.verbs.settling import describe_gpus
 PLACES = ("at", "low", "high")
 SAME = 0.0005  # relative: equal as printed
 UNFIT = "does-not-fit"
+COLUMNS = ("", ">before", ">after", ">change", ">80% range after")
 CACHE, TOKENS, TOKENS_PER_GPU, COST = "kv_cache_tokens", "tokens_per_s", "tokens_per_s_per_gpu", "usd_per_million_tokens"
 # What a change is by the rule of its figures: all better, all worse, or both
 KINDS = {"slower": ("faster", "slower", "mixed latency"), "dearer": ("cheaper", "more expensive", "mixed cost")}
@@ -58,7 +59,6 @@ class ComparedFigure:
 
     @property
     def described(self) -> AnswerFigure:
-        """The figure as all tables have it."""
         return figures()[self.figure]
 
     @property
@@ -316,9 +316,6 @@ def difference_rows(d: AnswerDifference) -> list[list[str]]:
     for name in ("fits", "overloaded")[: 1 + any(side.overloaded for side in sides)]:
         rows.append([name, *("-" if x.is_nothing else "yes" if getattr(x, name) else "no" for x in sides), "", ""])
     return rows
-
-
-COLUMNS = ("", ">before", ">after", ">change", ">80% range after")
 
 
 def _format_fact(value: Json) -> str:

@@ -96,7 +96,6 @@ def to_rows(answer: object) -> list[Record]:
 
 
 def _flat(row: Mapping[str, object]) -> Record:
-    """Turn lists into text, and records in a record into columns."""
     flat: Record = {}
     for name, value in row.items():
         if isinstance(value, dict):

@@ -22,13 +22,15 @@ from commtax.verbs.explain import causes
 from commtax.verbs.explained_step import HELD, ExplainedStep, layer_segments
 from commtax.verbs.why import Explanation, Why
 
+# Kinds of source, a step as a whole being as sure as its weakest line
 WEAKEST_FIRST = ("assumed", "transferred", "datasheet", "calibrated", "measured", "by definition")
-"""Kinds of source, a step as a whole being as sure as its weakest line."""
 UNSURE = WEAKEST_FIRST[:2]  # those that say how an answer is to be read
 WIDTH = 96  # signs of a layer at most
 COMPUTE, LATENCY, WIRE = "█", "░", "▓"
 ALIKE = 0.005  # share by which times may differ that are called the same
 PASSES = ("forward", "recompute", "backward", "update")
+STYLES = {"fail": "bold red", "undecided": "bold", "pass": "green"}  # of verdicts, the worst first
+PASSED = {"pass": True, "fail": False, "undecided": None}
 
 
 def show_bill(console: Console, step: ExplainedStep, num_tokens: float = 0.0, measured_mfu: float | None = None) -> None:
@@ -99,9 +101,6 @@ def weakest(b: StepBill) -> str:
     return ", ".join(dict.fromkeys(f"{x.kind} ({x.source})" for x in b.items if x.source.kind == least)) or "none"
 
 
-LINES = ("line", "how", ">bytes", ">times", ">each", ">latency", ">total", ">share")
-
-
 def _show_served(console: Console, step: ExplainedStep) -> tables.Remarks:
     """Show a served step's picture and lines, and return what is left to remark."""
     b, rows = step.bill, list[list[str | Text]]()
@@ -112,7 +111,8 @@ def _show_served(console: Console, step: ExplainedStep) -> tables.Remarks:
         name = Text(f"{x.item.axis} {x.item.what}", style=tables.SENT) if x.kind == "comm" else Text(label)
         size, times = format_bytes(x.item.nbytes) if x.item.nbytes else "", map(format_seconds, (x.each_s, x.fixed_s, x.total_s))
         rows.append([name, how_sent(x), size, f"{x.item.count:,.0f}", *times, f"{float(x.exposed_s) / float(b.step_s):.1%}"])
-    tables.show_table(console, LINES, rows, ("how", "latency", "bytes", "each", "times"))
+    columns = ("line", "how", ">bytes", ">times", ">each", ">latency", ">total", ">share")
+    tables.show_table(console, columns, rows, ("how", "latency", "bytes", "each", "times"))
     alone = f"commtax expect --library {step.library.partition('@')[0]} prices one alone"
     whose = [f"collectives as {step.library} runs them (--library); {alone}"] if b.comm_s else []
     remarks = tuple(note for note in b.notes if note.code != tables.OWN_LIMITS)
@@ -289,12 +289,6 @@ def show_expectation(console: Console, e: Expectation, measured_s: float | None 
     if nccl and abs(float(nccl.seconds) / float(e.seconds) - 1) > ALIKE:
         figures = f"{format_seconds(nccl.seconds)}, busbw {format_rate(nccl.busbw_Bps)} ({nccl.algorithm})"
         tables.say(console, f"  {nccl.fabric.name} alone, which is what nccl-tests measures: {figures}; --library nccl", "dim")
-
-
-STYLES = {"fail": "bold red", "undecided": "bold", "pass": "green"}  # of verdicts, the worst first
-
-
-PASSED = {"pass": True, "fail": False, "undecided": None}
 
 
 def expectation_document(e: Expectation, measured_s: float | None = None, _: Expectation | None = None) -> Record:

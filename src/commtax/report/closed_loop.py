@@ -42,7 +42,6 @@ def holds_one(s: ClosedLoop) -> bool:
 
 
 def _too_long(s: ClosedLoop) -> list[str]:
-    """Return why servers would not start with the requested length."""
     return [note for note in s.notes if note.code == "too-long"]
 
 
@@ -174,7 +173,6 @@ def _say_question(console: Console, s: ClosedLoop) -> None:
 
 
 def _gpus(s: ClosedLoop) -> str:
-    """Return the GPUs in words, of both kinds of workers where there are two."""
     if s.apart is None:
         return describe_gpus(s.question.plan)
     copies = int(s.apart.copies) if np.ndim(s.apart.copies) == 0 else "enough"

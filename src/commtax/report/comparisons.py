@@ -29,6 +29,7 @@ MOST_LINES = 4  # break-evens that are told at first
 LABELS = table("report/words.toml")["swept"] | {str(axis.name): axis.title for axis in PARALLEL.values()}
 SWEPT = ("step_s", "compute_s", "exposed_comm_s", "comm_fraction", "tokens_per_s")
 PROMPTED = ("prompt_tokens_per_s", "ttft_s")
+PRICED = ("step_s", "low_s", "high_s", "compute_s", "exposed_comm_s", "comm_fraction")
 # Axes whose communication a served step tells apart; a training step has five taxes
 APART: list[str] = table("report/words.toml")["apart"]
 
@@ -163,9 +164,6 @@ def plot_comparison(compared: Comparison, path: Path | None) -> "plots.Figure":
     return picture(path, draw, (8, 8))
 
 
-PRICED = ("step_s", "low_s", "high_s", "compute_s", "exposed_comm_s", "comm_fraction")
-
-
 def plans_document(compared: PlanTable) -> Record:
     flips = list[Record]()
     for f in compared.break_evens:
@@ -280,18 +278,17 @@ def _mark(row: PlanRow | ServedPlan, compared: PlanTable) -> Text:
 def _say_flips(console: Console, compared: PlanTable) -> None:
     if compared.phase == "train":
         return
-    within = ratio_error(compared.question)
+    within, wish = ratio_error(compared.question), telling(console)
     lines = [flip_words(f, within) for f in compared.break_evens if any(f.sure(within))]
     if not lines:
         order = "changes the order of these plans" + f" by more than {within:.0%}" * bool(compared.break_evens)
         say(console, f"break-even: no global batch up to 1,024, length or bandwidth (1/256 to 256 times) {order}")
-    wish = telling(console)
-    most = len(lines) if wish.details else MOST_LINES
-    for line in lines[:most]:
+    shown = lines if wish.details else lines[:MOST_LINES]
+    for line in shown:
         say(console, f"break-even by {line}")
-    if len(lines) > most:
+    if rest := len(lines) - len(shown):
         more = f" with {wish.further}" if wish.further else ""
-        say(console, f"… and {plural(len(lines) - most, 'more break-even')}{more}", "dim")
+        say(console, f"… and {plural(rest, 'more break-even')}{more}", "dim")
 
 
 def flip_words(f: BreakEven, within: float = 0.0) -> str:
@@ -411,7 +408,6 @@ UNITS: dict[str, Callable[[float], str]] = {  # how figures are written, by the 
 
 
 def _axes(answer: object) -> Record:
-    """Return the sizes that are arrays, by the names of the options."""
     if (q := getattr(answer, "question", None)) is None:
         sizes: Record = {"nbytes": getattr(answer, "nbytes", 0)}
     else:

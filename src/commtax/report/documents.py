@@ -38,7 +38,6 @@ def _mappings() -> Mapping[str, Mapping[str, str]]:
 
 @lru_cache(maxsize=64)
 def _mapping(name: str) -> dict[str, tuple[str, Way]]:
-    """Return the keys of a record in their order, with the path to each value and how it is told."""
     keys = dict(_mappings()[name])
     base = _mapping(keys.pop("+")) if "+" in keys else {}
     parts = {key: text.partition(", ") for key, text in keys.items()}

@@ -185,7 +185,6 @@ class DrawnTable:
             yield line
 
     def _record(self, row: Sequence[str | Text], cells: Sequence[str], width: int) -> Iterator[Text]:
-        """Yield a row as a short record: its name, then every figure after what it is."""
         numbers = [i for i, name in enumerate(self.columns) if name.startswith(">")]
         first = min(numbers[0] if numbers else 1, MOST_NAMES)  # column behind the name
         pairs = [f"{name} {cell}".strip() for name, cell in zip(self.names[first:], cells[first:], strict=True) if cell.strip()]
@@ -218,10 +217,7 @@ def _packed(pairs: Sequence[str], width: int) -> Iterator[str]:
 
 
 class Pipe:
-    """A console that leads into a file or another program. ``rich`` makes the one that draws what is none of ours.
-
-    Sentences are whole there, for those who search them, unless somebody said how wide it is (``folds``).
-    """
+    """A console that leads into a file or a program, where sentences are whole unless somebody said how wide it is (``folds``)."""
 
     def __init__(self, width: int, rich: Callable[[int], Console], telling: Telling, folds: bool = False) -> None:
         self.width, self._rich, self.telling, self._folds = width, rich, telling, folds
@@ -230,16 +226,16 @@ class Pipe:
         if any(not isinstance(one, Text | DrawnTable) for one in objects):
             self._rich(self.width).print(*objects, soft_wrap=soft_wrap)
             return
-        lines = [line for one in objects for line in self._lines(one, bool(soft_wrap))] or [""]
+        lines = list[str]()
+        for one in objects:
+            if isinstance(one, DrawnTable) or (self._folds and not soft_wrap and isinstance(one, Text)):
+                lines += [str(line) for line in one.lines(self.width)]
+            else:
+                lines.append(escape_controls(str(one)).rstrip())
         try:
-            sys.stdout.write("".join(f"{line}\n" for line in lines))
+            sys.stdout.write("".join(f"{line}\n" for line in lines or [""]))
         except BrokenPipeError:
             raise BrokenPipeError from None  # without its number: click would exit with 1, which is an answer of ours
-
-    def _lines(self, shown: object, whole: bool) -> list[str]:
-        if isinstance(shown, DrawnTable) or (self._folds and not whole and isinstance(shown, Text)):
-            return [str(line) for line in shown.lines(self.width)]
-        return [escape_controls(str(shown)).rstrip()]
 
 
 Choice = tuple[tuple[int, ...], tuple[int, ...]]  # the columns that are shown, by their numbers, and their widths
@@ -303,8 +299,8 @@ def _least_gain(need: Needs, width: int, left: int, rows: Mapping[int, Sequence[
     return high if high < most else 0
 
 
+# Signs that take one column each
 _LETTERS = re.compile("[ -~\u00a1-\u00ac\u00ae-\u02ff\u2010-\u2027\u2030-\u205e\u2190-\u22ff\u2500-\u259f\u25c6]*")
-"""Signs that take one column each."""
 _GLUE = "\0"  # a space that no line ends at
 _UNITS = (
     *("ns", "µs", "us", "ms", "s", "minutes?", "hours?", "days?", "years?", "%", "x", "±"),

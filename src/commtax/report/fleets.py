@@ -100,7 +100,6 @@ def fleet_reasons(a: FleetPlans) -> Iterator[str]:
 
 
 def _edge_words(trial: Trial) -> str:
-    """Return what happens to a fleet that is not clear of its limits."""
     longer = longest_step(trial)
     crowded = overloaded(trial.layout.question.offered.request_rate, trial.capacity, longer)
     return f"steps {longer - 1:.0%} longer, within the 80% range, would {'overload it' if crowded else 'miss a limit'}"

@@ -52,10 +52,7 @@ def show_pipeline(console: Console, ran: PipelineRun) -> None:
         show_table(console, ("bubble", ">idle per rank", ">over total", ">over ideal"), rows)
         if closed is None:
             notes(console, ["no closed form for these times: counted only"])
-    notes(console, remarks, () if derived else [BY_ALGEBRA])
-
-
-BY_ALGEBRA = "the bubble by its closed form"
+    notes(console, remarks, () if derived else ["the bubble by its closed form"])
 
 
 def _grid(console: Console, t: Timeline) -> None:

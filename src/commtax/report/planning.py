@@ -42,12 +42,20 @@ from commtax.verbs.loads import lengths_note
 from commtax.verbs.settling import link_notes
 from commtax.words import inside, opening, words
 
+DEFINITION = (
+    "TTFT and TPOT are means over the requests of a closed loop: "
+    "each client sends its next request when its previous one is answered"
+)
 WIDTH, HEIGHT, EDGE = 60, 10, 10  # signs of the picture at most, and of the figures at its left
 HEAD = "Pareto front: tokens/s per GPU (upwards) against tokens/s per user (to the right)"
 
 
 Plans = ServingPlans | TrainPlans
 Rows = TypeVar("Rows", ServingColumns, TrainColumns)
+MOST = {"throughput": "most tokens/s", "cost": "cheapest"}  # what the point that counts nothing but the objective is called
+GAIN = {"throughput": "its tokens/s", "latency": "its speed", "cost": "its tokens/s per GPU", "gpus": "its answer per GPU"}
+LEAD = {"throughput": "has {:.0%} more tokens/s", "latency": "is {:.0%} faster", "cost": "has {:.0%} more tokens per dollar"}
+ALIKE = 1.005  # a ratio below which two plans are told as equal
 WANTED = {"throughput": "most tokens/s", "latency": "shortest requests", "cost": "fewest dollars per token", "gpus": "fewest GPUs"}
 
 
@@ -133,12 +141,6 @@ def limit_words(q: Question, names: Callable[[str], str] = reasons.TITLES.__geti
     return [*limits, f"{each}at least {percent(q.goal.confidence)} likely to be met"] if limits else []
 
 
-DEFINITION = (
-    "TTFT and TPOT are means over the requests of a closed loop: "
-    "each client sends its next request when its previous one is answered"
-)
-
-
 def _show_ranking(console: Console, a: ServingPlans, rows: ServingColumns, top: int) -> None:
     chosen, q, shown = a.recommended if rows is a.plans else None, a.question, figure_table("serving")
     first = plan_tables.rows_to_show(rows, top, chosen)
@@ -195,6 +197,8 @@ def plans_document(a: Plans, top: int, pasted: StandingPlan | None = None) -> Re
         rankings = _rankings(a, a.plans, a.near, partial(plan_tables.trained_row, a), top)
         return document("plan-trained", a.question, **rankings, pasted=standing)
     row, front = partial(plan_tables.served_row, a), zip(a.front.tokens_per_s_per_gpu, a.front.tokens_per_s_per_user, strict=True)
+    points = ((p, row(p.plans, p.recommended), row(p.plans, 0)) for p in a.places)
+    places = [{"place": p.name, "when": p.when, "recommended": chosen, "best": best} for p, chosen, best in points]
     roomier: Record | None = None  # the engine limits that make room where memory binds, and the plan recommended with them
     if more := a.roomier:
         room = roomier_record(recommended_fit(more), recommended_fit(a))
@@ -204,9 +208,7 @@ def plans_document(a: Plans, top: int, pasted: StandingPlan | None = None) -> Re
         a.question,
         **_rankings(a, a.plans, a.near, row, top),
         definition=DEFINITION,
-        places=[
-            {"place": p.name, "when": p.when, "recommended": row(p.plans, p.recommended), "best": row(p.plans, 0)} for p in a.places
-        ],
+        places=places,
         front=[{"tokens_per_s_per_gpu": float(g), "tokens_per_s_per_user": float(u)} for g, u in front],
         pasted=standing,
         roomier=roomier,
@@ -301,9 +303,6 @@ def _engine_key(a: TrainPlans) -> str:
     return a.question.engine.key
 
 
-MOST = {"throughput": "most tokens/s", "cost": "cheapest"}  # what the point that counts nothing but the objective is called
-
-
 def point_name(a: ServingPlans, point: OperatingPoint) -> str:
     """Return the name of a point as people read it.
 
@@ -366,11 +365,6 @@ def show_points(console: Console, a: ServingPlans) -> None:
     for point in a.places:
         say(console, f"  {point_name(a, point)}: when {point.when}", "dim")
     console.print()
-
-
-GAIN = {"throughput": "its tokens/s", "latency": "its speed", "cost": "its tokens/s per GPU", "gpus": "its answer per GPU"}
-LEAD = {"throughput": "has {:.0%} more tokens/s", "latency": "is {:.0%} faster", "cost": "has {:.0%} more tokens per dollar"}
-ALIKE = 1.005  # a ratio below which two plans are told as equal
 
 
 def show_pasted_plan(console: Console, a: ServingPlans | TrainPlans, pasted: StandingPlan | None) -> None:

@@ -21,6 +21,10 @@ COLOURS = tuple(LIGHT[name] for name in LOOKS["series"])
 MARKERS, RECOMMENDED = str(LOOKS["marks"]["series"]), str(LOOKS["marks"]["recommended"])
 LineStyle = TypedDict("LineStyle", {"color": str, "marker": str, "linestyle": str, "label": str}, total=False)  # noqa: UP013
 LIMIT: LineStyle = {"color": LIGHT["hot"], "linestyle": "--"}
+_GROUND = ("figure.facecolor", "axes.facecolor", "savefig.facecolor", "legend.facecolor")
+_INK = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
+# Settings for a notebook, light or dark: no ground, and a grey that stands out from white and from black alike
+_ON_ANY_GROUND = dict.fromkeys(_GROUND, "none") | dict.fromkeys(_INK, "#7a7a7a")
 DASHES = ("-", "--", "-.", ":")
 SUFFIXES = (".svg", ".png", ".pdf")
 _UNDATED = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
@@ -39,12 +43,6 @@ def check_plot(path: Path | None) -> None:
         import matplotlib  # noqa: F401
     except ImportError:
         raise Refusal("plot: pictures need matplotlib (pip install 'commtax[plot]')", "plot") from None
-
-
-_GROUND = ("figure.facecolor", "axes.facecolor", "savefig.facecolor", "legend.facecolor")
-_INK = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
-_ON_ANY_GROUND = dict.fromkeys(_GROUND, "none") | dict.fromkeys(_INK, "#7a7a7a")
-"""Settings for a notebook, light or dark: no ground, and a grey that stands out from white and from black alike."""
 
 
 def picture(path: Path | None, draw: Callable[["Figure"], None], size: tuple[float, float] = (8, 5), dpi: int = 130) -> "Figure":

@@ -14,6 +14,8 @@ from commtax.spec import LATENCIES, Deployment, Profile, RunLesson
 from commtax.units import format_bytes, format_rate, format_seconds, format_si, plural
 from commtax.verbs.profiles import LatencyDifference, ProfileCoverage, ProfileDifference, constants_of
 
+PART_COLUMNS = ("profiled step", ">sequences", ">see", "part", ">measured", ">catalogue", ">off")
+MOVE_COLUMNS = ("its runs moved", ">by", ">80% range", ">before any run")
 UNITS = {"_s": format_seconds, "_Bps": format_rate, "_bytes": format_bytes}  # how a constant is told, by how its name ends
 
 
@@ -65,10 +67,6 @@ def _show_runs(console: Console, name: str, runs: Sequence[TaughtRun], taught: M
     if taught:
         moved = [(constant, *move_words(change)) for constant, change in taught.items()]
         show_table(console, MOVE_COLUMNS, moved, title=name)
-
-
-PART_COLUMNS = ("profiled step", ">sequences", ">see", "part", ">measured", ">catalogue", ">off")
-MOVE_COLUMNS = ("its runs moved", ">by", ">80% range", ">before any run")
 
 
 def deployment_words(d: Deployment) -> str:

@@ -1,7 +1,4 @@
-"""Requests in time: how long they take, what the engine was busy with, and why the slowest are slow.
-
-Documents have our figures beside the keys of ``vllm bench serve``, so that scripts for its results read ours.
-"""
+"""Requests in time: how long they take, and why the slowest are slow; documents have the keys of ``vllm bench serve`` too."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -18,17 +15,7 @@ from commtax.report.documents import Record, document, record
 from commtax.report.drawing import Console
 from commtax.report.manners import Manner
 from commtax.report.plots import COLOURS, format_time_axis, no_formula, picture, style
-from commtax.report.tables import (
-    ANSWER,
-    OWN_LIMITS,
-    cached_words,
-    longest_words,
-    notes,
-    say,
-    say_limits,
-    say_question,
-    show_table,
-)
+from commtax.report.tables import ANSWER, OWN_LIMITS, cached_words, longest_words, notes, say, say_limits, say_question, show_table
 from commtax.sim.serving.figures import weighted_quantile
 from commtax.statement import MEANS
 from commtax.units import format_figure, format_seconds, format_spread, plural
@@ -39,7 +26,7 @@ from commtax.verbs.requests import RequestsInTime
 from commtax.verbs.settling import describe_gpus
 
 if TYPE_CHECKING:
-    from commtax.report.plots import Axes, Figure
+    from commtax.report.plots import Figure
 
 WORDS = table("report/words.toml")["requests"]
 TIMES: Mapping[str, Mapping[str, str]] = table("report/figures.toml")["times"]
@@ -51,6 +38,7 @@ SWEPT = {  # statistics that a sweep lists, and the names of their columns
 }
 MEDIAN = {"p50": "median"}
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
+EXPENDABLE = ("TPOT p99", "E2E mean", "answered/s", "TTFT mean", "TPOT mean", "tokens/s out")  # columns of a sweep
 LONGER = 1.2  # prompts of the slowest over those of the middle
 SAME = 1.1  # a tail that is no longer than this many medians is none
 
@@ -315,9 +303,6 @@ def sweep_document(s: RequestSweep, slo: Slo) -> Record:
     )
 
 
-EXPENDABLE = ("TPOT p99", "E2E mean", "answered/s", "TTFT mean", "TPOT mean", "tokens/s out")
-
-
 def show_sweep(console: Console, s: RequestSweep, slo: Slo) -> None:
     """Show the knee and the capacity in a sentence, then one line a point."""
     say_limits(console, s.outcomes[0].notes)
@@ -390,26 +375,23 @@ def plot_outcome(o: RequestsInTime, path: Path | None) -> "Figure":
             left.legend(fontsize=8, frameon=False)
         left.set(xlabel="time between tokens, ms", ylabel="share of tokens", yscale="log")
         left.grid(alpha=0.25)
-        _distribution(right, o)
+        for index, (name, label) in enumerate((("ttft_s", "TTFT"), ("queue_s", "of it in the queue"))):
+            values = np.sort(o.columns[name][o.counted])
+            share, look = np.arange(1, len(values) + 1) / len(values), ("-", "--")[index]
+            right.plot(values, share, label=label, color=COLOURS[index], linestyle=look, drawstyle="steps-post")
+        for which, height in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
+            at = o.statistic(f"ttft_{which}"), height
+            right.plot(*at, "o", color=COLOURS[0], markersize=5)
+            words = f"{which} {format_seconds(at[0])}"
+            right.annotate(words, at, xytext=(7, -10), textcoords="offset points", fontsize=8)
+        format_time_axis(right, "x")
+        low, high = right.get_xlim()
+        xlim = low, high * (high / low) ** 0.15
+        right.set(xlabel="time to first token", ylabel="share of requests", ylim=(0, 1.02), xlim=xlim)
+        right.grid(alpha=0.25)
+        right.legend(fontsize=8, frameon=False, loc="lower right")
 
     return picture(path, draw, size=(11, 4.8))
-
-
-def _distribution(axes: "Axes", o: RequestsInTime) -> None:
-    seen = o.counted
-    for index, (name, label) in enumerate((("ttft_s", "TTFT"), ("queue_s", "of it in the queue"))):
-        values = np.sort(o.columns[name][seen])
-        share = np.arange(1, len(values) + 1) / len(values)
-        axes.plot(values, share, label=label, color=COLOURS[index], linestyle=("-", "--")[index], drawstyle="steps-post")
-    for which, height in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
-        value = o.statistic(f"ttft_{which}")
-        axes.plot(value, height, "o", color=COLOURS[0], markersize=5)
-        axes.annotate(f"{which} {format_seconds(value)}", (value, height), xytext=(7, -10), textcoords="offset points", fontsize=8)
-    format_time_axis(axes, "x")
-    low, high = axes.get_xlim()
-    axes.set(xlabel="time to first token", ylabel="share of requests", ylim=(0, 1.02), xlim=(low, high * (high / low) ** 0.15))
-    axes.grid(alpha=0.25)
-    axes.legend(fontsize=8, frameon=False, loc="lower right")
 
 
 MANNERS = {

@@ -118,7 +118,6 @@ def _placed_words(one: RankedPlan, chosen: str = "") -> str:
 
 
 def _figure_words(one: RankedPlan, objective: str) -> str:
-    """Return the figure that an objective ranks by, with its range: ``$0.30 (0.24 to 0.38)``."""
     if objective == "gpus" or (objective == "cost" and one.money.usd_per_million_tokens is None):
         return _figure(one, objective)
     low, high = (RANKING.get(objective, "{:,.0f}".format)(end) for end in one.deciding(objective)[1:])

@@ -39,7 +39,6 @@ def several_answer(state: State) -> Record:
 
 
 def _loop_options(state: State) -> dict[str, Any]:
-    """Return the options of plans of a closed loop, on one cluster as on several."""
     ttft_s, tpot_s = (state[name] / 1e3 or math.inf for name in ("ttft", "tpot"))
     limits = {"ttft_s": ttft_s, "tpot_s": tpot_s, "confidence": state["sure"] / 100}
     return {"dtypes": (state["dt"],), "techniques": state["try"], **limits, **_wanted(state)}

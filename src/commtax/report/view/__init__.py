@@ -18,9 +18,8 @@ from commtax.verbs.settling import describe_gpus, settle
 from commtax.verbs.slider_moves import moves
 
 Patch = dict[str, Value]  # keys of the state, and what they are set to
-
-
 NO_COMMANDS = dict.fromkeys(("commtax", "launch", "launch_engine", "launch_why", "nccl", "nccl_why"), "")
+UNTOLD = ("images", "shard", "speculative")  # what a what-if sets back and the page never sets
 
 
 def view(step: ExplainedStep, state: State, command: str = "") -> Record:
@@ -100,9 +99,6 @@ def normal(state: State, q: Question) -> State:
     left = {"m": not state.file, "c": True, "e": "@" not in state["e"], "s": True, "z": q.trains, "sp": True}
     settled = state_of(q)
     return state.but({name: settled[name] for name, is_left in left.items() if is_left})
-
-
-UNTOLD = ("images", "shard", "speculative")  # what a what-if sets back and the page never sets
 
 
 def patch_of(changes: Mapping[str, object], q: Question) -> Patch | None:

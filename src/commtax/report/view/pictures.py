@@ -1,7 +1,4 @@
-"""Plans as the page shows them: a table, points of a picture, the recommended one and why, what lost; each with its state.
-
-In a table columns have titles and meanings, and each plan is a row with the state that it is.
-"""
+"""Plans as the page shows them: a table, points of a picture, the recommended one and why, what lost; each with its state."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace

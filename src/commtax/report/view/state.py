@@ -33,6 +33,8 @@ from commtax.verbs.settling import resolve_question
 from commtax.verbs.slider_moves import MOST
 from commtax.words import spelled
 
+INTEGER = r"-?[0-9]{1,12}"
+NUMBER = r"-?[0-9]{1,12}(\.[0-9]{1,25})?([eE][+-]?[0-9]{1,3})?"
 MAX_GPUS = MOST["dp"]
 MAX_LAYERS = 1_024
 MOST_PLACES = 5  # clusters that one may be compared with
@@ -92,10 +94,6 @@ class Key:
         return value
 
 
-INTEGER = r"-?[0-9]{1,12}"
-NUMBER = r"-?[0-9]{1,12}(\.[0-9]{1,25})?([eE][+-]?[0-9]{1,3})?"
-
-
 def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text[:40])
 
@@ -149,12 +147,10 @@ class State:
 
     @property
     def length(self) -> int:
-        """Context of the step: as given, else the usual one of the phase."""
         return int(self["s"] or PHASES[self["ph"]].length)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest request: as given, else a prompt and its answer."""
         return int(self["len"] or min(self.question.model.max_len, self["il"] + self["ol"]))
 
     @property
@@ -191,7 +187,6 @@ class State:
 
     @cached_property
     def question(self) -> Question:
-        """The question of the controls, whose unknown names are refused here."""
         model = _model(self["m"], self["cfg"], self["h"], self["L"], self.file.removesuffix(".json"))
         return resolve_question(model, _cluster(self["c"], self["intra"], self["inter"]), self.options)
 
