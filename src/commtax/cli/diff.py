@@ -26,6 +26,7 @@ LEFT_OUT = ("pasted", "as_json", "plot", "timeline", "save", "sweep")  # options
 ONE_LOAD = {"kind": "count", "help": "Clients that each wait for their answer, one number. With a rate: most requests in flight."}
 COMPARED = ("plan", "simulate", "bill", "fit")  # verbs whose answers are compared
 TYPED = "commtax.typed"
+Typed = Sequence[tuple[click.Option, object]]  # options with their values as they were typed
 
 
 class PassingVerb(Verb):
@@ -81,9 +82,6 @@ def _show(console: Console, difference: answer_changes.AnswerDifference) -> None
     sides = {"before": difference.before, "after": difference.after}
     unread = [f"{name}: {remark}" for name, side in sides.items() for remark in side.unread]
     notes(console, [*(f"{name}: {side.name}" for name, side in sides.items()), *unread])
-
-
-Typed = Sequence[tuple[click.Option, object]]  # options with their values as they were typed
 
 
 def _documents(text: str, typed: Typed) -> tuple[list[JsonObject], tuple[str, ...]]:

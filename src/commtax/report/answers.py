@@ -23,6 +23,18 @@ WIDTH, HEIGHT = 80, 24  # a screen
 FRAMES = ("pandas", "polars")
 # answers for which the command says how it read the cluster's name, beside what their notes tell
 READ_ALOUD = ("Comparison", "Expectation", "PlanTable", "ServingPlans", "TrainPlans", "FleetPlans", "SeveralPlans")
+HOMES = {  # the module of ``report`` that shows each class of answers: nothing of the others is imported
+    **dict.fromkeys(("StepBill", "Expectation", "Why"), "bills"),
+    **dict.fromkeys(("Traffic", "Fit", "TrainFit"), "exact_bytes"),
+    **dict.fromkeys(("Comparison", "PlanTable"), "comparisons"),
+    **dict.fromkeys(("ServingPlans", "TrainPlans"), "view.pictures"),
+    "ClosedLoop": "closed_loop",
+    "RequestsInTime": "requests",
+    "PipelineRun": "pipelines",
+    "Worth": "worths",
+    "FleetPlans": "fleets",
+    "SeveralPlans": "several_clusters",
+}
 
 
 class _Full(Exception):  # noqa: N818
@@ -111,20 +123,6 @@ def to_figure(answer: object, path: str = "") -> Figure:
     place = Path(path) if path else None
     check_plot(place)
     return manner_of(answer).plot(answer, place)
-
-
-HOMES = {  # the module of ``report`` that shows each class of answers: nothing of the others is imported
-    **dict.fromkeys(("StepBill", "Expectation", "Why"), "bills"),
-    **dict.fromkeys(("Traffic", "Fit", "TrainFit"), "exact_bytes"),
-    **dict.fromkeys(("Comparison", "PlanTable"), "comparisons"),
-    **dict.fromkeys(("ServingPlans", "TrainPlans"), "view.pictures"),
-    "ClosedLoop": "closed_loop",
-    "RequestsInTime": "requests",
-    "PipelineRun": "pipelines",
-    "Worth": "worths",
-    "FleetPlans": "fleets",
-    "SeveralPlans": "several_clusters",
-}
 
 
 def manner_of(answer: object) -> Manner[object]:

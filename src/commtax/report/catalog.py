@@ -14,6 +14,14 @@ from commtax.spec import ENGINE_PARTS, Attention, Chip, Citation, Cluster, Delta
 from commtax.units import format_bytes, format_rate, format_seconds, format_si, plural
 
 CatalogueEntry = Chip | Link | Cluster | Engine
+EXPENDABLE = ("heads", "KV heads", "hidden", "weights", "layers", "inside a host", "fp8 dense", "name", "kind", "$/hour", "longest")
+COLUMNS = {  # columns of each kind's table
+    "chips": ("chip", "name", ">memory", ">bandwidth", ">bf16 dense", ">fp8 dense", "inside a host", ">$/hour"),
+    "links": ("link", "name", "kind", ">one way", ">latency"),
+    "clusters": ("cluster", "name", ">GPUs", "chip", "inside", "between hosts"),
+    "models": ("model", ">parameters", ">active", ">layers", ">hidden", ">heads", ">KV heads", "weights", ">longest"),
+    "engines": ("engine", "name", "version", "phases"),
+}
 
 
 def show_catalog(console: Console, every: Mapping[str, Sequence[CatalogueEntry | Model]]) -> None:
@@ -35,16 +43,6 @@ def _row(x: CatalogueEntry | Model) -> tuple[str, ...]:
         shape = str(x.num_layers), str(x.hidden), str(a.num_heads), "latent" if a.latent else str(a.num_kv_heads)
         return x.key, f"{num_params(x):,.0f}", active, *shape, x.quant.named if x.quant else x.dtype, f"{x.max_len:,.0f}"
     return x.key, x.name, x.version, ", ".join(x.phases)
-
-
-EXPENDABLE = ("heads", "KV heads", "hidden", "weights", "layers", "inside a host", "fp8 dense", "name", "kind", "$/hour", "longest")
-COLUMNS = {  # columns of each kind's table
-    "chips": ("chip", "name", ">memory", ">bandwidth", ">bf16 dense", ">fp8 dense", "inside a host", ">$/hour"),
-    "links": ("link", "name", "kind", ">one way", ">latency"),
-    "clusters": ("cluster", "name", ">GPUs", "chip", "inside", "between hosts"),
-    "models": ("model", ">parameters", ">active", ">layers", ">hidden", ">heads", ">KV heads", "weights", ">longest"),
-    "engines": ("engine", "name", "version", "phases"),
-}
 
 
 def show_model(console: Console, m: Model, counts: Iterable[PublishedCount]) -> None:

@@ -36,6 +36,21 @@ APART: list[str] = table("report/words.toml")["apart"]
 
 SHARED = "The global batch, sequences of the step over all replicas, is alike for all plans; batch is the share of each replica"
 PER_STEP = {"decode": " in a decode step", "prefill": " in a step of prompts"}  # what is compared of a server
+AXES = {"sequences": "global batch"}
+FIGURES = {  # what each row tells; the first is drawn
+    "StepBill": ("step_s", "low_s", "high_s", "compute_s", "exposed_comm_s", "comm_fraction", "tokens_per_s"),
+    "Traffic": ("sent_bytes_per_rank",),
+    "ClosedLoop": ("ttft_s", "tpot_s", "e2e_s", "tokens_per_s", "requests_per_s"),
+    "Expectation": ("seconds", "low_s", "high_s", "busbw_Bps"),
+}
+EXPENDABLE = ("compute", "requests/s", "high", "low", "exposed comm", "e2e")  # columns, the least important first
+UNITS: dict[str, Callable[[float], str]] = {  # how figures are written, by the ends of their names
+    "_s": format_seconds,
+    "seconds": format_seconds,
+    "_rank": format_bytes,
+    "nbytes": format_bytes,
+    "_Bps": format_rate,
+}
 
 
 def _prefills(compared: Comparison) -> bool:
@@ -388,23 +403,6 @@ def plot_plans(compared: PlanTable, path: Path | None) -> "plots.Figure":
         figure.suptitle(no_formula(title), fontsize=11)
 
     return picture(path, draw, (6.5 * len(maps), 1.5 + 0.6 * len(compared.values("plan"))))
-
-
-AXES = {"sequences": "global batch"}
-FIGURES = {  # what each row tells; the first is drawn
-    "StepBill": ("step_s", "low_s", "high_s", "compute_s", "exposed_comm_s", "comm_fraction", "tokens_per_s"),
-    "Traffic": ("sent_bytes_per_rank",),
-    "ClosedLoop": ("ttft_s", "tpot_s", "e2e_s", "tokens_per_s", "requests_per_s"),
-    "Expectation": ("seconds", "low_s", "high_s", "busbw_Bps"),
-}
-EXPENDABLE = ("compute", "requests/s", "high", "low", "exposed comm", "e2e")  # columns, the least important first
-UNITS: dict[str, Callable[[float], str]] = {  # how figures are written, by the ends of their names
-    "_s": format_seconds,
-    "seconds": format_seconds,
-    "_rank": format_bytes,
-    "nbytes": format_bytes,
-    "_Bps": format_rate,
-}
 
 
 def _axes(answer: object) -> Record:

@@ -26,6 +26,9 @@ SHORT = 16  # columns of a name that is folded only where it must
 # Lines that a name may fold to, and columns that long text is content with: first generously, then where else is no room
 MOST_LINES, ENOUGH = (2, 3), (WIDE_TEXT, 24)
 EXCEPTIONS = 10  # of so many names one may fold to a line more than the others, which leaves them room for another column
+Choice = tuple[tuple[int, ...], tuple[int, ...]]  # the columns that are shown, by their numbers, and their widths
+FURTHER, NOTED = 4, 2  # columns that a sentence is indented by from its second line on, and where it has a mark or is indented
+MOST_NAMES = 2  # columns of text that head a record
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +53,6 @@ class Needs:
     def lines(self, width: int) -> list[int]:
         """Count the lines that each cell takes."""
         return [count_lines(words, width) for words in self.cells]
-
-
-FURTHER, NOTED = 4, 2  # columns that a sentence is indented by from its second line on, and where it has a mark or is indented
-MOST_NAMES = 2  # columns of text that head a record
 
 
 class Console(Protocol):
@@ -236,9 +235,6 @@ class Pipe:
             sys.stdout.write("".join(f"{line}\n" for line in lines or [""]))
         except BrokenPipeError:
             raise BrokenPipeError from None  # without its number: click would exit with 1, which is an answer of ours
-
-
-Choice = tuple[tuple[int, ...], tuple[int, ...]]  # the columns that are shown, by their numbers, and their widths
 
 
 def choose(

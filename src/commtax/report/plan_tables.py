@@ -25,6 +25,7 @@ from commtax.words import words
 
 MARK, OTHER_MARK = "◆", "◇"  # of the recommended plan, in tables and in the picture of the front
 NEAREST = 5  # plans that are shown where none is good
+CODED = ("mode", "dtype", "exchange", "sure_ttft_s", "sure_tpot_s")  # columns that no table shows: codes, and times with a margin
 
 
 def rows_to_show(rows: ColumnTable, top: int, recommended: int | None) -> list[int]:
@@ -155,9 +156,6 @@ def plan_names(listed: Sequence[tuple[ServingPlans, ServingColumns, int]]) -> li
 
 def gpus_of(listed: Sequence[tuple[ServingPlans, ServingColumns, int]]) -> list[int]:
     return [int(rows.gpus[i]) for _, rows, i in listed]
-
-
-CODED = ("mode", "dtype", "exchange", "sure_ttft_s", "sure_tpot_s")  # columns that no table shows: codes, and times with a margin
 
 
 def served_rows(a: ServingPlans) -> list[Record]:

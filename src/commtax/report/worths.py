@@ -23,6 +23,13 @@ AXES = {"prompt": "prompt length"}  # what axes are called, where not by their n
 FIGURES = (">gain", ">range", ">TTFT", ">TPOT", ">tokens/s", ">step", ">step alone", ">KV tokens", ">when full")
 COLUMNS = ("technique", "verdict", *FIGURES)
 EXPENDABLE = ("when full", "KV tokens", "tokens/s", "step alone", "step", "TTFT", "TPOT", "range")
+ADVICE = {  # what is said of techniques by what to do about them, in the order of being told
+    gains.SET: "Worth setting {where}",
+    gains.MEASURE: "Undecided, measure first",
+    gains.WHEN_FULL: "Worth it only once the KV cache is full",
+    gains.NO_GAIN: "Undecided, no gain expected",
+    gains.LEAVE: "Not worth it",
+}
 
 
 def show_worth(console: Console, w: Worth) -> None:
@@ -157,15 +164,6 @@ def _dropped_words(w: Worth) -> Iterator[str]:
         if weighed:
             yield f"For {load}: {'; '.join(f'dropping {x.flag} gains {text}{_moved(x, now)})' for x, text in gained)}."
     yield from (f"Without {x.flag} {x.cost}." for x in w.weighed if x.cost)
-
-
-ADVICE = {  # what is said of techniques by what to do about them, in the order of being told
-    gains.SET: "Worth setting {where}",
-    gains.MEASURE: "Undecided, measure first",
-    gains.WHEN_FULL: "Worth it only once the KV cache is full",
-    gains.NO_GAIN: "Undecided, no gain expected",
-    gains.LEAVE: "Not worth it",
-}
 
 
 def _doubt(rows: list[TechniqueWorth]) -> str:

@@ -39,6 +39,18 @@ MAX_GPUS = MOST["dp"]
 MAX_LAYERS = 1_024
 MOST_PLACES = 5  # clusters that one may be compared with
 SHOWN = ("decode", "prefill", "train")  # phases that the page draws
+WORDS: Mapping[str, tuple[str, ...]] = {  # all that a key may be, of those that have a list
+    "ph": SHOWN,
+    "z": ("", "0", "1", "2", "3"),
+    "rc": (*RECOMPUTE, *LIGHT),
+    "sch": TRAINING,
+    "dt": ("", *DTYPE_BYTES),
+    "kv": ("", "bf16", "fp16", "fp8"),
+    "lib": ("", *catalog.keys("libraries")),
+    "obj": OBJECTIVES,
+    "stat": STATISTICS,
+    "try": ("", AUTO),
+}
 
 
 class RefusedError(Refusal):
@@ -98,18 +110,6 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text[:40])
 
 
-WORDS: Mapping[str, tuple[str, ...]] = {  # all that a key may be, of those that have a list
-    "ph": SHOWN,
-    "z": ("", "0", "1", "2", "3"),
-    "rc": (*RECOMPUTE, *LIGHT),
-    "sch": TRAINING,
-    "dt": ("", *DTYPE_BYTES),
-    "kv": ("", "bf16", "fp16", "fp8"),
-    "lib": ("", *catalog.keys("libraries")),
-    "obj": OBJECTIVES,
-    "stat": STATISTICS,
-    "try": ("", AUTO),
-}
 KEYS = tuple(Key(name, words=WORDS.get(name, ()), **entry) for name, entry in page_keys().items())
 PLAIN = tuple(key for key in KEYS if key.plain)
 SHORT = {name: key.name for key in KEYS for name in (key.option, *key.also)}
