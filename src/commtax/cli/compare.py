@@ -57,10 +57,8 @@ def _compare_plans(order: Order) -> NoReturn:
         usual = int(options.batch) * next(iter(copies.values()))
         if len(set(copies.values())) > 1:
             have = ", ".join(f"{name} {count}" for name, count in copies.items())
-            rule = (
-                f"it counts sequences per replica, and the plans' replicas differ ({have}); say how many all of them share, such as"
-            )
-            raise Refusal(f"batch={int(options.batch)}: {rule} --batches {int(options.batch)}", "batch")
+            rule = f"it counts sequences per replica, and the plans' replicas differ ({have}); say how many all of them share"
+            raise Refusal(f"batch={int(options.batch)}: {rule}, such as --batches {int(options.batch)}", "batch")
     batches = [parse_count(b, "batches") for b in options.batches.split(",")] if options.batches else [usual]
     remarks: list[str] = []
     placed = placement_by_topology(options.topo, q.cluster, remarks) if options.topo else None

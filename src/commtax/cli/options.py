@@ -127,9 +127,7 @@ KINDS: Mapping[str, Kind | click.Path | type] = {  # what the table calls the ki
     "several": Kind("N[,N…]", _counts_or_count),
     "some": Kind("N", _positive_count),
     "experts": Kind("N", lambda value, name: AUTO_EP if value == "auto" else _positive_count(value, name, ", or auto")),
-    "length": Kind(
-        "N|DIST", lambda value, name: parse_count(value, name) if str(value).strip()[:1] in COUNTED else str(value).strip()
-    ),
+    "length": Kind("N|DIST", lambda text, name: parse_count(text, name) if str(text).strip()[:1] in COUNTED else str(text).strip()),
     "integer": int,
     "number": Kind("X", _number),
     "rate": Kind("RATE", lambda value, name: _number(_PER_SECOND.sub("", str(value)), name)),  # "20 rps" and "20/s" are 20

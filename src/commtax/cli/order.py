@@ -95,13 +95,12 @@ def read(model: str, options: CommandOptions, verb: str, about: VerbSubject) -> 
     family, phase = options.pop("read_as", ""), options.phase or "decode"
     if launch and about is VerbSubject.SEARCH and launch.phase != phase:  # a search stands the pasted plan beside its own
         raise Refusal.of(f"the pasted command is one to {launch.phase}", phase=phase)
-    taken = taken_by(verb)
-    if phase == "train":
-        serving = [name for name, option in taken.items() if option.serves(verb)]
-        refuse(options, serving, f"belongs to serving, not to {'--' if about.whole else ''}phase train")
-    else:
-        trained = [name for name, option in taken.items() if option.group == "Training"]
-        refuse(options, trained, "belongs to --phase train" + ("" if about is VerbSubject.SEARCH else f", not to {phase}"))
+    taken, rule = taken_by(verb), f"belongs to serving, not to {'--' if about.whole else ''}phase train"
+    others_only = [name for name, option in taken.items() if option.serves(verb)]
+    if phase != "train":
+        others_only = [name for name, option in taken.items() if option.group == "Training"]
+        rule = "belongs to --phase train" + ("" if about is VerbSubject.SEARCH else f", not to {phase}")
+    refuse(options, others_only, rule)
     engines = list(dict.fromkeys(str(options.engine or "").split(",")))
     if len(engines) > 1 and "" in engines:
         raise Refusal.of("a name is missing between the commas", engine=options.engine)

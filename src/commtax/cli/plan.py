@@ -131,12 +131,12 @@ def goal_of(order: Order) -> Question:
 
 def _lengths_and_types(order: Order) -> tuple[tuple[int | str, int | str], tuple[str, ...]]:
     options = order.options
-    lengths = options.input_len, options.output_len
-    usual = usual_lengths(options.workload)
+    input_len, output_len = usual_lengths(options.workload)
     dtypes = tuple(dict.fromkeys(options.dtype.split(",")))
     if len(dtypes) > 1 and "" in options.dtype.split(","):
         raise Refusal.of("a type is missing between the commas", dtype=options.dtype)
-    return (usual[0] if lengths[0] is None else lengths[0], usual[1] if lengths[1] is None else lengths[1]), dtypes
+    input_len = input_len if options.input_len is None else options.input_len
+    return (input_len, output_len if options.output_len is None else options.output_len), dtypes
 
 
 def _limit(text: str, name: str) -> float:
@@ -160,8 +160,7 @@ def _stands(searched: ServingPlans, launch: Launch) -> StandingPlan:
     prompts = Plan(servers.prefill_tp or 1, dp=servers.prefill_dp or 1, replicas=ahead) if ahead else None
     copies = servers.count * (1 if shared else inner)
     arguments = (searched, plan, copies, str(pasted.dtype or ""), int(pasted.concurrency or 0), prompts)
-    as_pasted, tuned = (serving_standing(*arguments, tuned=tuned) for tuned in (False, True))
-    return replace(as_pasted, tuned=tuned)
+    return replace(serving_standing(*arguments, tuned=False), tuned=serving_standing(*arguments, tuned=True))
 
 
 def _commands(order: Order, searched: ServingPlans, row: int) -> dict[str, str]:
@@ -272,8 +271,8 @@ def _with_rate(order: Order) -> list[Question]:
     slo = {f"mean_{name}": options[name] for name in ("ttft", "tpot") if options[name]}
     slo |= {name: options[name] for name, option in taken_by("plan").items() if option.group == "Limits" and options[name]}
     q = order.question.but(**plain, offered=offered, slo=limits_of(slo), objective=options.objective or "", dtypes=dtypes)
-    q = q.but(growth=options.headroom or 0.0, confidence=options.confidence, cost_of=options.cost_of, margin=options.margin)
-    q = q.but(workload=options.workload)
+    goal = {name: options[name] for name in ("confidence", "cost_of", "margin", "workload")}
+    q = q.but(growth=options.headroom or 0.0, **goal)
     put = [q.but(cluster=place) for place in (q.cluster, *order.others)]
     if sets := technique_sets_of(options.techniques):
         put = [with_techniques_at_rate(one, sets) for one in put]

@@ -55,10 +55,8 @@ def simulate_command(order: Order) -> None:
     if q.requests.disaggregated:
         _check_gpus(simulated)
     if not closed_loop.holds_one(simulated):
-        advice = _remedies(simulated)
-        order.output.answer(
-            closed_loop.simulation_document, lambda console, s: closed_loop.show_unfit(console, s, advice), simulated, code=1
-        )
+        show = partial(closed_loop.show_unfit, advice=_remedies(simulated))
+        order.output.answer(closed_loop.simulation_document, show, simulated, code=1)
     several = bool(np.ndim(q.requests.concurrency))
     above, below = list[Note](), list[Note]()
     if q.offered.prefix_hit_rate and not several:

@@ -200,17 +200,15 @@ def rules_of(text: str) -> dict[str, float]:
 @lru_cache(maxsize=1)
 def compared_figures() -> tuple[ComparedFigure, ...]:
     rows = table("report/figures.toml")["changes"].items()
-    return tuple(
-        record_from(ComparedFigure, {"key": key, **row, **{name: tuple(row.get(name, ())) for name in PLACES}}) for key, row in rows
-    )
+    places = ({name: tuple(row.get(name, ())) for name in PLACES} for _, row in rows)
+    return tuple(record_from(ComparedFigure, {"key": key, **row, **at}) for (key, row), at in zip(rows, places, strict=True))
 
 
 def with_money(document: JsonObject, price: float | None) -> JsonObject:
     """Add tokens per GPU and what they cost, where an answer does not say it: at a price, or at the catalogue's."""
     side = AnswerSide("", (document,))
-    tokens, gpus = (
-        _number(side.value(figure.at)) for key in (TOKENS, "gpus") for figure in compared_figures() if figure.key == key
-    )
+    places = {figure.key: figure.at for figure in compared_figures()}
+    tokens, gpus = (_number(side.value(places[key])) for key in (TOKENS, "gpus"))
     if not tokens or not gpus or "recommended" in document:
         return document
     made: JsonObject = document | {TOKENS_PER_GPU: tokens / gpus}

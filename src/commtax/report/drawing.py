@@ -237,19 +237,17 @@ class Pipe:
             raise BrokenPipeError from None  # without its number: click would exit with 1, which is an answer of ours
 
 
-def choose(
-    columns: Sequence[Sequence[str]], folds: Sequence[bool], expendable: Sequence[Sequence[int]], width: int
-) -> Choice | None:
-    """Choose columns (a name and cells each) that fit. ``expendable`` ones may go, the first first, some only together."""
+def choose(columns: Sequence[Sequence[str]], folds: Sequence[bool], spare: Sequence[Sequence[int]], width: int) -> Choice | None:
+    """Choose columns (a name and cells each) that fit. ``spare`` ones may go, the first first, some only together."""
     whole = [max(map(width_of, cells)) for cells in columns]
     if _total(whole) <= width:
         return tuple(range(len(columns))), tuple(whole)
     needs = [Needs.of(name, cells, fold) for (name, *cells), fold in zip(columns, folds, strict=True)]
-    needed = [i for i in range(len(columns)) if not any(i in some for some in expendable)]
+    needed = [i for i in range(len(columns)) if not any(i in some for some in spare)]
     for at in range(len(MOST_LINES)):
         if _total([needs[i].by_lines[at] for i in needed]) <= width:
             kept = needed
-            for more in reversed(expendable):
+            for more in reversed(spare):
                 if _total([needs[i].by_lines[at] for i in (*kept, *more)]) <= width:
                     kept = sorted((*kept, *more))
             return tuple(kept), _spread([needs[i] for i in kept], at, width)

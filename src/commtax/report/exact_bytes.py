@@ -57,8 +57,12 @@ def traffic_document(sent: Traffic) -> Record:
 def show_fit(console: Console, judged: Fit | TrainFit) -> None:
     """Show the verdict, what is missing or left, then what a rank holds."""
     tables.say(console, fit_words(judged), "bold green" if judged.fits else "bold red")
-    if not judged.trains and (adapters := adapter_words(judged)):
-        tables.say(console, adapters)
+    if not judged.trains and (plain := without_adapters(judged)):  # what LoRA adapters take, and what that costs in KV tokens
+        plan, fewer = judged.question.plan, plain.kv_tokens - judged.kv_tokens
+        takes = f"{plural(plan.max_loras, 'LoRA adapter')} of rank {plan.lora_rank} take{'s' * (plan.max_loras == 1)}"
+        share = f" (-{fewer / plain.kv_tokens:.1%})" if plain.kv_tokens else ""
+        size = format_bytes(judged.weights_bytes - plain.weights_bytes)
+        tables.say(console, f"{takes} {size} per GPU: {fewer:,} fewer KV tokens{share}")
     if not judged.fits:
         tables.say(console, f"{lack_sentence(judged)}.", style="red")
         would = "fit" if judged.trains or not judged.holds_one else "start"
@@ -80,17 +84,6 @@ def fit_words(judged: Fit | TrainFit) -> str:
     if not judged.trains and judged.chosen:
         chosen = "the smallest plan that fits is " if judged.fits else "the closest plan is "
     return f"{model} on {tables.cluster_words(q)}{':' if judged.fits else ';'} {chosen}{describe_gpus(q.plan)}"
-
-
-def adapter_words(judged: Fit) -> str:
-    """Return what LoRA adapters take, and what that costs in KV tokens, or "" where there are none."""
-    plain, plan = without_adapters(judged), judged.question.plan
-    if plain is None:
-        return ""
-    takes = f"{plural(plan.max_loras, 'LoRA adapter')} of rank {plan.lora_rank} take{'s' * (plan.max_loras == 1)}"
-    fewer = plain.kv_tokens - judged.kv_tokens
-    share = f" (-{fewer / plain.kv_tokens:.1%})" if plain.kv_tokens else ""
-    return f"{takes} {format_bytes(judged.weights_bytes - plain.weights_bytes)} per GPU: {fewer:,} fewer KV tokens{share}"
 
 
 def lack_sentence(judged: Fit | TrainFit) -> str:

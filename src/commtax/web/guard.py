@@ -24,9 +24,7 @@ BODIES = Key("sizes", "sizes", "", "Bytes of each of several files.", length=409
 RAN = "1: what ran is what the other keys say; 2: only where the files name their model and TP; 0: nobody says what ran."
 CLAIM = Key("claim", "claim", 0, RAN, low=0, high=2)
 MOST_ORIGIN = 100  # signs of an origin that a refusal repeats
-FILE_TYPE = (
-    b"application/octet-stream"  # of a dropped file: browsers ask before they send this for a page elsewhere, and are refused
-)
+FILE_TYPE = b"application/octet-stream"  # of a dropped file: browsers ask before they send this for a page elsewhere
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 HTTP = table("web/http.toml")  # headers to browsers, what a refusal's status means, examples for readers of the schema
 RAW = [(name.encode(), value.encode()) for name, value in HTTP["headers"].items()]
@@ -52,7 +50,10 @@ class Guard:
             return
         guarded = _add_headers(send, head=scope["method"] == "HEAD")
         if refused := self._refused(scope):
-            await _answer(guarded, *refused)
+            status, body, headers = refused
+            plain = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+            await guarded({"type": "http.response.start", "status": status, "headers": [*plain, *headers]})
+            await guarded({"type": "http.response.body", "body": body})
         else:
             await self.app(scope if scope["method"] == "POST" else {**scope, "method": "GET"}, receive, guarded)
 
@@ -120,9 +121,3 @@ def _add_headers(send: Send, head: bool) -> Send:
         await send(message)
 
     return sending
-
-
-async def _answer(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-    plain = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": [*plain, *headers]})
-    await send({"type": "http.response.body", "body": body})

@@ -87,9 +87,8 @@ class Key:
         if not self.is_number:
             if self.words and text not in self.words:
                 listed = [w for w in self.words if w]
-                raise RefusedError(
-                    f"{self.name} '{_printable(text)}': one of {', '.join(listed)}{suggest(text[:64], listed)}", self.name
-                )
+                alike = suggest(text[:64], listed)
+                raise RefusedError(f"{self.name} '{_printable(text)}': one of {', '.join(listed)}{alike}", self.name)
             if len(text.encode("utf-8", "replace")) > self.length:
                 raise RefusedError(f"{self.name}: longer than {self.length:,} bytes", self.name)
             if self.pattern and text and not re.fullmatch(self.pattern, text):
@@ -194,6 +193,7 @@ class State:
 def state_of(q: Question) -> State:
     """Return the controls as a question would have them."""
     plan, place, engine = q.plan, q.cluster, q.engine
+    techniques = (text for one, text in techniques_on(q) if any(x.strip("?") not in SHORT for x in (*one.sets, *one.takes)))
     keys: dict[str, Value] = {
         "m": q.model.key,
         "c": place.key,
@@ -210,9 +210,7 @@ def state_of(q: Question) -> State:
         "a2a": q.what_if.ep_backend,
         "imb": float(q.what_if.imbalance),
         "lib": q.what_if.library.partition("@")[0],
-        "tq": ",".join(
-            text for one, text in techniques_on(q) if not all(name.strip("?") in SHORT for name in (*one.sets, *one.takes))
-        ),
+        "tq": ",".join(techniques),
     }
     if not q.trains:
         return State().but(keys | {"kv": "" if plan.kv_dtype == plan.activations_dtype else plan.kv_dtype})
