@@ -251,7 +251,8 @@ def _served_point(a: ServingPlans, rows: ServingColumns, i: int, best: bool, ser
     one = f" of one of {copies} servers" if copies > 1 else ""
     text += f"; loads the decode step{one}" + ("" if apart else ", without other requests' prompts")
     x, y = float(rows.tokens_per_s_per_user[i]), float(rows.tokens_per_s_per_gpu[i])
-    return _point(plan, (x, y), best, text, series or MODES[int(apart)], i < len(a.front), served_patch(a, rows, i))
+    patch, series = served_patch(a, rows, i), series or MODES[int(apart)]
+    return FrontPoint(name=plan, x=x, y=y, best=best, text=text, series=series, patch=patch, joined=i < len(a.front))
 
 
 def served_patch(a: ServingPlans, rows: ServingColumns, i: int) -> dict[str, Value]:
