@@ -313,7 +313,7 @@ def test_the_plan_s_name_is_always_whole(table, width):
     lines = [str(line) for line in table.lines(width)]
     choice = chosen(table, width)
     for _, plan, *_ in table.rows:
-        folded = fold(plan, choice.widths[choice.kept.index(1)]) if choice else [plan]
+        folded = fold(plan, choice[1][choice[0].index(1)]) if choice else [plan]
         assert " ".join(folded) == plan
         assert len(folded) <= max(MOST_LINES)
         assert all(any(part in line for line in lines) for part in folded) or plan in said(lines)

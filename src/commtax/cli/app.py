@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 
 BAD_INPUT, FAULT = 2, 70
 LONGEST = 1_000  # signs of an error's line
-VERBS: dict[str, str] = table("cli/commands.toml")
-"""Each verb and its module, with its command in it."""
-LABORATORY = ("claims", "catalog constants", "measure", "validate")
-"""Commands of the laboratory, which is a package of its own."""
+VERBS: dict[str, str] = table("cli/commands.toml")  # each verb and its module, with its command in it
+LABORATORY = ("claims", "catalog constants", "measure", "validate")  # commands of the laboratory, which is a package of its own
 READABLE = "commtax-readable"  # the name of the error handler of encoders
 
 
@@ -145,7 +143,6 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _show_progress(verb: str) -> AbstractContextManager[None]:
-    """Show how far a command is on a terminal, unless it does so itself."""
     if not sys.stderr.isatty() and "COMMTAX_PROGRESS" not in os.environ:
         return nullcontext()
     from commtax.cli.progress import watched

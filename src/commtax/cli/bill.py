@@ -8,15 +8,15 @@ from commtax.cli.output import write_page
 from commtax.options import taken_by
 from commtax.question import Question
 from commtax.records import replace
-from commtax.statement import Note, Refusal
+from commtax.statement import Refusal
 from commtax.units import parse_tokens
 from commtax.verbs.billing import price, question_traffic
 from commtax.verbs.explained_step import ExplainedStep
 from commtax.verbs.fit_advice import default_limits_notes
 from commtax.verbs.settling import settle
 
+# Options that change seconds alone
 TIMED = [name for name, option in taken_by("bill").items() if option.part == "what_if" and name not in taken_by("traffic()")]
-"""Options that change seconds alone."""
 
 
 @click.command("bill", cls=Verb)
@@ -33,7 +33,12 @@ def bill_command(order: Order) -> None:
     if options.exact:
         _show_exact(order)
     priced = price(settle(order.question))
-    explained = ExplainedStep(replace(priced, notes=(*_length_notes(order, priced.question), *priced.notes)))
+    q: Question = priced.question
+    servers = order.launch.servers if order.launch else None
+    if servers and servers.prefill_workers and q.phase != "prefill":  # whose lengths the servers for prompts need too
+        q = order.question.but(disaggregated=True, prefill_tp=servers.prefill_tp, prefill_dp=servers.prefill_dp, replicas=1)
+    starts = default_limits_notes(q, int(q.context) + 1)  # whether servers would start with the model's own length
+    explained = ExplainedStep(replace(priced, notes=(*starts, *priced.notes)))
     if options.emit:
         order.output.emitted = order.commands(explained.bill)
     if options.html:
@@ -45,14 +50,6 @@ def bill_command(order: Order) -> None:
 
         order.output.answer(bills.why_document, bills.show_why, why(explained.bill, options.why))
     order.output.answer(bills.bill_document, bills.show_bill, explained, tokens, measured)
-
-
-def _length_notes(order: Order, q: Question) -> list[Note]:
-    """Say that servers would not start with the model's own length: this one, or those for prompts pasted beside it."""
-    servers = order.launch.servers if order.launch else None
-    if servers and servers.prefill_workers and q.phase != "prefill":
-        q = order.question.but(disaggregated=True, prefill_tp=servers.prefill_tp, prefill_dp=servers.prefill_dp, replicas=1)
-    return default_limits_notes(q, int(q.context) + 1)
 
 
 def _show_exact(order: Order) -> None:

@@ -32,11 +32,17 @@ def catalog_command(kind: str | None, name: str | None, read_as: str, as_json: b
 
     output = Output(as_json)
     if kind is not None and kind not in KINDS:
-        kind, name = _kind_of(kind, name), kind
+        kinds, beside, name = (*KINDS, "constants"), name, kind
+        kind = next((one for one in KINDS if find(one, name)), "")
+        if kind and beside:
+            raise Refusal.of(f"one of {kind}; they are shown one by one: commtax catalog {kind} {name}", kinds, catalog=name)
+        if not kind:
+            near = suggest(name, kinds) or did_you_mean(name, *KINDS)
+            raise Refusal.of(f"one of {', '.join(kinds)}, or what one of them is called{near}", kinds, catalog=name)
     if kind is None or name is None:
-        kinds = {key: catalog.keys(key) for key in (KINDS if kind is None else (kind,))}
-        every = {key: [HARDWARE.get(key, catalog.model)(one) for one in names] for key, names in kinds.items()}
-        output.answer(lambda _: {"schema": "commtax.catalog/1", **kinds}, report.show_catalog, every)
+        listed = {key: catalog.keys(key) for key in (KINDS if kind is None else (kind,))}
+        every = {key: [HARDWARE.get(key, catalog.model)(one) for one in names] for key, names in listed.items()}
+        output.answer(lambda _: {"schema": "commtax.catalog/1", **listed}, report.show_catalog, every)
     if read_as and kind != "models":
         raise Refusal(f"as '{read_as}': belongs to models, not to {kind}", "as")
     if kind != "models":
@@ -45,15 +51,3 @@ def catalog_command(kind: str | None, name: str | None, read_as: str, as_json: b
     check_stored(model)
     counts = published_counts(model.key) if model.key in catalog.keys("models") else []
     output.answer(report.model_document, report.show_model, model, counts)
-
-
-def _kind_of(name: str, beside: str | None) -> str:
-    """Return the kind of an entry that was named without it."""
-    kinds = (*KINDS, "constants")
-    kind = next((kind for kind in KINDS if find(kind, name)), "")
-    if kind and beside:
-        raise Refusal.of(f"one of {kind}; they are shown one by one: commtax catalog {kind} {name}", kinds, catalog=name)
-    if not kind:
-        near = suggest(name, kinds) or did_you_mean(name, *KINDS)
-        raise Refusal.of(f"one of {', '.join(kinds)}, or what one of them is called{near}", kinds, catalog=name)
-    return kind

@@ -51,8 +51,15 @@ def _compare_plans(order: Order) -> NoReturn:
     refuse(options, SIZES, "the plans say it; leave it out beside --plans")
     if options.global_batch and options.batches:
         raise Refusal.about(batches="give them or global_batch, not both")
-    usual = [int(options.global_batch or _sequences(order))]
-    batches = [parse_count(b, "batches") for b in options.batches.split(",")] if options.batches else usual
+    usual = int(options.global_batch or 1)
+    if not options.global_batch and options.batch is not None:  # which counts the sequences of one replica, in every verb
+        copies = {name: replicas_in(name) for name in options.plans.split(",")}
+        usual = int(options.batch) * next(iter(copies.values()))
+        if len(set(copies.values())) > 1:
+            have = ", ".join(f"{name} {count}" for name, count in copies.items())
+            rule = f"it counts sequences per replica, and the plans' replicas differ ({have}); say how many all of them share"
+            raise Refusal(f"batch={int(options.batch)}: {rule}, such as --batches {int(options.batch)}", "batch")
+    batches = [parse_count(b, "batches") for b in options.batches.split(",")] if options.batches else [usual]
     remarks: list[str] = []
     placed = placement_by_topology(options.topo, q.cluster, remarks) if options.topo else None
     where = (lambda sizes: placed(Plan(**sizes)).cluster) if placed else None
@@ -68,16 +75,3 @@ def _compare_plans(order: Order) -> NoReturn:
     if options.plot:
         comparisons.plot_plans(table, Path(options.plot))
     order.output.answer(comparisons.plans_document, comparisons.show_plans, table, rows=comparisons.plan_rows)
-
-
-def _sequences(order: Order) -> int:
-    """Return the sequences of a step over all replicas: a batch counts those of one replica, in every verb."""
-    if order.options.batch is None:
-        return 1
-    batch, plans = int(order.options.batch), order.options.plans.split(",")
-    copies = {name: replicas_in(name) for name in plans}
-    if len(set(copies.values())) > 1:
-        have = ", ".join(f"{name} {count}" for name, count in copies.items())
-        rule = f"it counts sequences per replica, and the plans' replicas differ ({have}); say how many all of them share, such as"
-        raise Refusal(f"batch={batch}: {rule} --batches {batch}", "batch")
-    return batch * next(iter(copies.values()))

@@ -15,6 +15,7 @@ from commtax.shipped_tables import PACKAGE, table
 SHELL = "_COMMTAX_COMPLETE"  # the variable that names the shell
 FILES = ":files"  # an answer that stands for files, which shells know better
 GROUPS = ("profile", "measure")
+HELP = {"--help": "Show what it answers, and its options.", "--help-all": "Explain all options."}
 Offers = dict[str, str]  # what may be typed, each with what it is
 
 
@@ -54,7 +55,11 @@ def offered(words: list[str]) -> Offers:
         names = [name for name in pages if name.startswith(inside) and " " not in name[len(inside) :]]
         others = {"--help": "All commands.", "--version": "The version."} if not before else {}
         return _starting({name[len(inside) :]: pages[name]["asks"] for name in names} | others, typed)
-    flags = _flags_of(verb)
+    flags: dict[str, Option] = {}  # by each spelling that the verb prefers
+    also = table(os.path.join("cli", "completion.toml"))["also"].get(verb, "")
+    for name, option in {**taken_by(also), **taken_by(verb.replace(" ", "-"))}.items():
+        for spelling in option.flags or (f"--{name.replace('_', '-')}",):
+            flags |= dict.fromkeys(spelling.split("/"), option)
     flag, equals, value = typed.partition("=")
     if equals and flag in flags:
         return {f"{flag}={one}" if one != FILES else one: what for one, what in _values(verb, flags[flag], value).items()}
@@ -62,15 +67,15 @@ def offered(words: list[str]) -> Offers:
         return _values(verb, flags[rest[-1]], typed)
     if typed.startswith("-"):
         return _starting({flag: option.help for flag, option in flags.items()} | HELP, typed)
-    position = sum(1 for i, w in enumerate(rest) if not w.startswith("-") and not _is_value(rest, i, flags))
+    position = 0
+    for ahead, word in zip(["", *rest], rest, strict=False):
+        taker = flags.get(ahead) or flags.get(f"-{ahead}")  # -tp is --tp
+        is_value = taker is not None and taker.kind != "flag"
+        position += not word.startswith("-") and not is_value
     return _starting(_argument(verb, rest, position, typed), typed)
 
 
-HELP = {"--help": "Show what it answers, and its options.", "--help-all": "Explain all options."}
-
-
 def _join_at_equals(words: list[str]) -> list[str]:
-    """Join the words that bash broke at ``=``."""
     whole: list[str] = []
     for word in words:
         if whole and (word == "=" or whole[-1].endswith("=")) and whole[-1].startswith("--"):
@@ -78,22 +83,6 @@ def _join_at_equals(words: list[str]) -> list[str]:
         else:
             whole.append(word)
     return whole
-
-
-def _flags_of(verb: str) -> Mapping[str, Option]:
-    """Return the options of a verb by each spelling that it prefers."""
-    flags: dict[str, Option] = {}
-    also = table(os.path.join("cli", "completion.toml"))["also"].get(verb, "")
-    for name, option in {**taken_by(also), **taken_by(verb.replace(" ", "-"))}.items():
-        for flag in option.flags or (f"--{name.replace('_', '-')}",):
-            flags |= dict.fromkeys(flag.split("/"), option)
-    return flags
-
-
-def _is_value(rest: list[str], position: int, flags: Mapping[str, Option]) -> bool:
-    before = rest[position - 1] if position else ""
-    option = flags.get(before) or flags.get(f"-{before}")  # -tp is --tp
-    return option is not None and option.kind != "flag"
 
 
 def _values(verb: str, option: Option, typed: str) -> Offers:
@@ -147,14 +136,12 @@ def _models(typed: str) -> Offers:
     rows = [row for family in table(os.path.join("catalog", "hub_models.toml"))["family"] for row in family["rows"]]
     if "/" in typed:
         ids = {name: row[0] for row in rows for name in (row[1], *row[4])}
-        bundled = {name: key for key in _stems("models") for name in _bundled(key).get("aliases", ()) if "/" in name}
+        bundled: Offers = {}
+        for key in _stems("models"):
+            with open(os.path.join(PACKAGE, "catalog", "models", f"{key}.json"), encoding="utf-8") as file:
+                bundled |= {name: key for name in json.load(file).get("aliases", ()) if "/" in name}
         return ids | bundled | {FILES: ""}
     return dict.fromkeys(sorted({*_stems("models"), *(row[0] for row in rows)}), "") | {FILES: ""}
-
-
-def _bundled(key: str) -> CatalogueFacts:
-    with open(os.path.join(PACKAGE, "catalog", "models", f"{key}.json"), encoding="utf-8") as file:
-        return cast(CatalogueFacts, json.load(file))
 
 
 def _clusters(typed: str) -> Offers:
@@ -179,7 +166,7 @@ def _engines(typed: str) -> Offers:
     return dict.fromkeys(_stems("engines"), "")
 
 
-KINDS: Mapping[str, Callable[[str], Offers]] = {
+KINDS: Mapping[str, Callable[[str], Offers]] = {  # the names of each kind, from what is typed of one
     "models": _models,
     "clusters": _clusters,
     "chips": lambda _: dict.fromkeys(_stems("chips"), ""),
@@ -189,7 +176,6 @@ KINDS: Mapping[str, Callable[[str], Offers]] = {
     "lengths": lambda _: dict.fromkeys(_stems("lengths"), ""),
     "techniques": lambda _: {key: fact["title"] for key, fact in table(os.path.join("catalog", "techniques.toml")).items()},
 }
-"""The names of each kind, from what is typed of one."""
 
 
 def main() -> None:

@@ -21,12 +21,12 @@ from commtax.statement import Refusal
 from commtax.verbs.loads import LOADS
 
 OWN = ("price", "fail_on", "markdown", "as_json")
-LEFT_OUT = ("pasted", "as_json", "plot", "timeline", "save", "sweep")
-"""Options of simulate that a comparison has no use for."""
+LEFT_OUT = ("pasted", "as_json", "plot", "timeline", "save", "sweep")  # options of simulate that a comparison has no use for
+# Where simulate takes several loads, one is compared
 ONE_LOAD = {"kind": "count", "help": "Clients that each wait for their answer, one number. With a rate: most requests in flight."}
-"""Where simulate takes several loads, one is compared."""
 COMPARED = ("plan", "simulate", "bill", "fit")  # verbs whose answers are compared
 TYPED = "commtax.typed"
+Typed = Sequence[tuple[click.Option, object]]  # options with their values as they were typed
 
 
 class PassingVerb(Verb):
@@ -43,16 +43,25 @@ class PassingVerb(Verb):
 @click.argument("after")
 @add_verb_options("diff")
 @add_verb_options("simulate", left_out=LEFT_OUT, concurrency=ONE_LOAD)
-def diff_command(
-    before: str, after: str, price: float | None, fail_on: str, markdown: bool, as_json: bool, **_options: object
-) -> None:
+def diff_command(before: str, after: str, price: float | None, fail_on: str, markdown: bool, as_json: bool, **_: object) -> None:
     """Compare two launches: what a change does to latency, throughput, cost and memory."""
     rules = answer_changes.rules_of(fail_on)
     typed = [(p, value) for p, value in click.get_current_context().meta[TYPED] if p.name not in OWN]
     for option, value in typed:
         if option.name == "concurrency" and "," in str(value):
             raise Refusal.of("one load at a time is compared; give one number, such as 64", (64,), concurrency=value)
-    sides = [_side(side, text, typed, price) for side, text in (("before", before), ("after", after))]
+    sides = list[answer_changes.AnswerSide]()
+    for side, text in (("before", before), ("after", after)):
+        documents, unread = list[JsonObject]([{}]), tuple[str, ...]()
+        if text != os.devnull or side == "after":  # a file that is not there yet is empty, and is called as git calls it
+            try:
+                documents, unread = _documents(text, typed)
+            except (ValueError, click.ClickException, OSError) as error:
+                message = error.format_message() if isinstance(error, click.ClickException) else str(error)
+                raise Refusal(f"{side}: {message}", side) from None
+            documents = [answer_changes.with_money(document, price) for document in documents]
+        name = text if len(text) < 80 and "\n" not in text else f"{' '.join(text.split())[:77]}…"
+        sides.append(answer_changes.AnswerSide(name, tuple(documents), unread))
     difference = answer_changes.compare_answers(sides[0], sides[1], rules)
     code = 1 if difference.broken else 0
     if markdown:
@@ -73,22 +82,6 @@ def _show(console: Console, difference: answer_changes.AnswerDifference) -> None
     sides = {"before": difference.before, "after": difference.after}
     unread = [f"{name}: {remark}" for name, side in sides.items() for remark in side.unread]
     notes(console, [*(f"{name}: {side.name}" for name, side in sides.items()), *unread])
-
-
-Typed = Sequence[tuple[click.Option, object]]  # options with their values as they were typed
-
-
-def _side(side: str, text: str, typed: Typed, price: float | None) -> answer_changes.AnswerSide:
-    """Return the documents of one side. A file that is not there yet is empty, and is called as git calls it."""
-    if text == os.devnull and side == "before":
-        return answer_changes.AnswerSide(text, ({},))
-    try:
-        documents, unread = _documents(text, typed)
-    except (ValueError, click.ClickException, OSError) as error:
-        message = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        raise Refusal(f"{side}: {message}", side) from None
-    name = text if len(text) < 80 and "\n" not in text else f"{' '.join(text.split())[:77]}…"
-    return answer_changes.AnswerSide(name, tuple(answer_changes.with_money(document, price) for document in documents), unread)
 
 
 def _documents(text: str, typed: Typed) -> tuple[list[JsonObject], tuple[str, ...]]:

@@ -48,7 +48,6 @@ def _serving_fit(order: Order) -> Fit | TrainFit:
     remarks[:] = [remark for remark in remarks if not (isinstance(remark, Note) and remark.code == LOOKED_AT)]
     q = theirs.question  # beside which other servers have the GPUs that this one leaves
     theirs = replace(theirs, question=replace(q, notes=tuple(note for note in q.notes if note.code != "idle-gpus")))
-    remarks.append(
-        f"looked at: a server for prompts, {sizes}, which does not fit; those that decode do (--tp {int(judged.question.plan.tp)})"
-    )
+    others = f"those that decode do (--tp {int(judged.question.plan.tp)})"
+    remarks.append(f"looked at: a server for prompts, {sizes}, which does not fit; {others}")
     return theirs

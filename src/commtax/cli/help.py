@@ -17,6 +17,7 @@ GROUPS = ("Where", "Plan", "Step", "Requests", "Limits", "Serving", "Training", 
 FEW = 14  # options that are explained without being asked for, beside the usual ones
 INDENT = 2
 LEAST = 40  # columns of the narrowest terminal that help is folded for
+HYPHEN, SPACE = "\u2011", "\u00a0"  # signs that no line is broken at, while a text is laid out
 ALL = "Explain all options."
 TABLE = os.path.join("cli", "helps.toml")
 
@@ -58,7 +59,13 @@ def broken(command: str, width: int) -> list[str]:
     if len(command) <= width:
         return [command]
     lines = [""]
-    for word in _pairs(command):
+    pairs: list[str] = []  # the words as they are written, each option with its value
+    for word in shlex.split(command, posix=False):
+        if pairs and not word.startswith("-") and pairs[-1].startswith("-") and " " not in pairs[-1]:
+            pairs[-1] = f"{pairs[-1]} {word}"
+        else:
+            pairs.append(word)
+    for word in pairs:
         longer = f"{lines[-1]} {word}".strip() if len(lines) == 1 else f"{lines[-1]} {word}"
         if lines[-1].strip() and len(longer) > width - 2:
             lines[-1] += " \\"
@@ -66,17 +73,6 @@ def broken(command: str, width: int) -> list[str]:
         else:
             lines[-1] = longer
     return lines
-
-
-def _pairs(command: str) -> list[str]:
-    """Return the words as they are written, each option with its value."""
-    pairs: list[str] = []
-    for word in shlex.split(command, posix=False):
-        if pairs and not word.startswith("-") and pairs[-1].startswith("-") and " " not in pairs[-1]:
-            pairs[-1] = f"{pairs[-1]} {word}"
-        else:
-            pairs.append(word)
-    return pairs
 
 
 class Formatter(click.HelpFormatter):
@@ -92,15 +88,11 @@ class Formatter(click.HelpFormatter):
         super().write_text(_whole(text))
 
     def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
-        super().write_dl(
-            [(first, _whole(second)) for first, second in rows], min(col_max, max(12, self.width // 2 - 9)), col_spacing
-        )
+        whole = [(first, _whole(second)) for first, second in rows]
+        super().write_dl(whole, min(col_max, max(12, self.width // 2 - 9)), col_spacing)
 
     def getvalue(self) -> str:
         return super().getvalue().replace(HYPHEN, "-").replace(SPACE, " ")
-
-
-HYPHEN, SPACE = "\u2011", "\u00a0"  # signs that no line is broken at, while a text is laid out
 
 
 def _whole(text: str) -> str:
@@ -221,8 +213,7 @@ class VerbGroup(click.Group):
         self.format_usage(ctx, formatter)
         rows = [(name, question_of(f"{key} {name}")) for name in self.list_commands(ctx)]
         _write_records(formatter, "Commands", rows)
-        formatter.write_paragraph()
-        formatter.write_text(f"{ctx.command_path} COMMAND --help explains each of them.")
+        _write_paragraphs(formatter, [f"{ctx.command_path} COMMAND --help explains each of them."])
 
 
 def write_start(formatter: click.HelpFormatter) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import re
+from contextlib import suppress
 from difflib import get_close_matches
 
 import click
@@ -60,7 +61,11 @@ def _of_option(error: click.NoSuchOption, verb: str, arguments: list[str]) -> st
     flag = error.option_name
     name, value = flag.lstrip("-"), _value_of(flag, arguments)
     if text := next((row["says"] for row in table(os.path.join("cli", "mistakes.toml"))["instead"] if name in row["options"]), ""):
-        return f"{flag}: {text.format(value=value or '…', cluster=_likely_cluster(value))}"
+        cluster = f"{value}x{USUAL.partition('x')[2]}" if value.isdigit() else USUAL  # 8 are eight of the usual GPUs
+        with suppress(ValueError):  # h100 is a host of them
+            chip = catalog.chip(value)
+            cluster = f"{chip.gpus_per_host}x{chip.key}"
+        return f"{flag}: {text.format(value=value or '…', cluster=cluster)}"
     takers = [taker for taker in options()[key].verbs if "(" not in taker] if (key := name.replace("-", "_")) in options() else []
     if takers:
         return f"{flag}: {verb} has no such option; {listed(takers[:MOST_NAMED])} {'take' if len(takers) > 1 else 'takes'} it"
@@ -78,17 +83,6 @@ def _value_of(flag: str, arguments: list[str]) -> str:
             follower = arguments[position + 1] if position + 1 < len(arguments) else ""
             return value if equals else "" if follower.startswith("-") else follower
     return ""
-
-
-def _likely_cluster(value: str) -> str:
-    """Write a value as a cluster: 8 are eight of the usual GPUs, h100 is a host of them."""
-    if value.isdigit():
-        return f"{value}x{USUAL.partition('x')[2]}"
-    try:
-        chip = catalog.chip(value)
-    except ValueError:
-        return USUAL
-    return f"{chip.gpus_per_host}x{chip.key}"
 
 
 def _of_words(words: list[str], verb: str, arguments: list[str]) -> str:

@@ -21,10 +21,9 @@ from commtax.verbs.settling import AUTO_EP
 Command = Callable[..., None]
 Written = str | float  # a value as it was typed, or as a default
 DETAILS = "details"  # the option that all answers are told with or without: no command need take it
+# What people write behind a number of requests a second, and around a price of a GPU-hour
 _PER_SECOND = re.compile(r"\s*(?:rps|qps|(?:req(?:uest)?s?\s*)?(?:/\s*s|/\s*sec|per second))\s*$", re.I)
-"""What people write behind a number of requests a second."""
 _PER_HOUR = re.compile(r"^\s*(?:\$|USD)|(?:\$|USD)?\s*(?:/\s*h|/\s*hr|/\s*hour|per hour)?\s*$", re.I)
-"""What people write around a price of a GPU-hour."""
 MAX_VALUES = 1_024  # values of one option that are shown
 
 
@@ -80,24 +79,11 @@ def _positive_count(value: Written, name: str, other: str = "") -> int:
     return count
 
 
-def _binary(value: Written, name: str) -> float:
-    """Read a size, in which a bare K, M or G is a power of two, as nccl-tests has it."""
-    return parse_bytes(f"{value}iB" if isinstance(value, str) and value[-1:] in "KMGT" else value, name)
-
-
 def _counts(value: Written, name: str) -> list[int]:
     return [parse_count(part, name) for part in str(value).split(",")]
 
 
-def _rates(value: Written, name: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(_PER_SECOND.sub("", part)) for part in str(value).split(",") if value)
-    except ValueError:
-        raise Refusal(f"{name} '{value}': numbers of requests a second are needed, such as 2,6", name) from None
-
-
-def _count_or_counts(value: Written, name: str) -> int | np.ndarray:
-    """Read a whole number, or several: ``1,8,64``."""
+def _counts_or_count(value: Written, name: str) -> int | np.ndarray:
     num_values = str(value).count(",") + 1
     if num_values > MAX_VALUES:
         raise Refusal(f"{name}: {num_values:,} values, more than the {MAX_VALUES:,} that are shown", name)
@@ -105,10 +91,11 @@ def _count_or_counts(value: Written, name: str) -> int | np.ndarray:
     return counts[0] if len(counts) == 1 else np.array(counts)
 
 
-def _length(value: Written, name: str) -> int | str:
-    """Read a whole number, or leave a distribution to whoever draws from it."""
-    text = str(value).strip()
-    return parse_count(value, name) if text[:1].isdigit() or text[:1] in "+-." else text
+def _rates(value: Written, name: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(_PER_SECOND.sub("", part)) for part in str(value).split(",") if value)
+    except ValueError:
+        raise Refusal(f"{name} '{value}': numbers of requests a second are needed, such as 2,6", name) from None
 
 
 def _number(value: Written, name: str) -> float:
@@ -131,15 +118,16 @@ def _prices(value: object, name: str) -> float | list[float | None]:
         raise Refusal(f"{name}: '{str(value)[:40]}' is not {wanted}", name) from None
 
 
-JOINED = "joined"
-"""The kind of names that commas may stand between: given twice, both are named, and where one is needed both are refused."""
-KINDS: Mapping[str, Kind | click.Path | type] = {
+JOINED = "joined"  # names that commas may stand between: given twice, both are named, and where one is needed both are refused
+POWERS = tuple("KMGT")  # in a size without more, powers of two, as nccl-tests has it
+COUNTED = ("", *"0123456789+-.")  # signs that a whole number begins with; what else is a distribution
+KINDS: Mapping[str, Kind | click.Path | type] = {  # what the table calls the kinds of values
     "count": Kind("N", parse_count),
     "counts": Kind("N,N", _counts),
-    "several": Kind("N[,N…]", _count_or_counts),
+    "several": Kind("N[,N…]", _counts_or_count),
     "some": Kind("N", _positive_count),
     "experts": Kind("N", lambda value, name: AUTO_EP if value == "auto" else _positive_count(value, name, ", or auto")),
-    "length": Kind("N|DIST", _length),
+    "length": Kind("N|DIST", lambda text, name: parse_count(text, name) if str(text).strip()[:1] in COUNTED else str(text).strip()),
     "integer": int,
     "number": Kind("X", _number),
     "rate": Kind("RATE", lambda value, name: _number(_PER_SECOND.sub("", str(value)), name)),  # "20 rps" and "20/s" are 20
@@ -149,14 +137,13 @@ KINDS: Mapping[str, Kind | click.Path | type] = {
     "margin": Kind("5%", margin_of),
     "time": Kind("TIME", lambda value, name: parse_seconds(str(value), name)),
     "bytes": Kind("SIZE", parse_bytes),
-    "size": Kind("SIZE", _binary),
+    "size": Kind("SIZE", lambda value, name: parse_bytes(f"{value}iB" if str(value)[-1:] in POWERS else value, name)),
     "prices": Kind("USD[,USD]", _prices),
     "names": Kind("NAMES", lambda value, _: [name for name in str(value).split(",") if name]),
     JOINED: str,
     "path": click.Path(path_type=Path),
     "flag": bool,
 }
-"""What the table calls the kinds of values."""
 
 
 def add_verb_options(verb: str, left_out: Container[str] = (), **others: Mapping[str, object]) -> Callable[[Command], Command]:

@@ -83,35 +83,36 @@ def read(model: str, options: CommandOptions, verb: str, about: VerbSubject) -> 
     output.leading = (STRANGE, COSTLY) if verb in WEIGHING else output.leading
     if output.emit_file and not options.emit:
         raise Refusal.about(emit_file="name what to write with --emit, such as --emit kubernetes")
-    _pools(options)
-    others = _other_clusters(options)
+    others = _clusters(options)
     text = options.pop("pasted", "")
     launch, name = fill_from_command(text, model, options, output.remarks, about) if text else (None, model)
     if not name:
         raise Refusal(f"MODEL: name one, such as commtax {verb} llama-3.1-8b, or paste a launch command with --from")
     devices = "" if options.plans else apply_topology(options, output.remarks)
     profile = profile_of(options)
-    place = cluster_of(
-        options, "name where decoding runs" if options.prefill_cluster else "name one", launch.num_gpus if launch else 0
-    )
-    family = options.pop("read_as", "")
-    phase = options.phase or "decode"
+    wish = "name where decoding runs" if options.prefill_cluster else "name one"
+    place = cluster_of(options, wish, launch.num_gpus if launch else 0)
+    family, phase = options.pop("read_as", ""), options.phase or "decode"
     if launch and about is VerbSubject.SEARCH and launch.phase != phase:  # a search stands the pasted plan beside its own
         raise Refusal.of(f"the pasted command is one to {launch.phase}", phase=phase)
-    taken = taken_by(verb)
-    if phase == "train":
-        serving = [name for name, option in taken.items() if option.serves(verb)]
-        refuse(options, serving, f"belongs to serving, not to {'--' if about.whole else ''}phase train")
-    else:
-        trained = [name for name, option in taken.items() if option.group == "Training"]
-        refuse(options, trained, "belongs to --phase train" + ("" if about is VerbSubject.SEARCH else f", not to {phase}"))
+    taken, rule = taken_by(verb), f"belongs to serving, not to {'--' if about.whole else ''}phase train"
+    others_only = [name for name, option in taken.items() if option.serves(verb)]
+    if phase != "train":
+        others_only = [name for name, option in taken.items() if option.group == "Training"]
+        rule = "belongs to --phase train" + ("" if about is VerbSubject.SEARCH else f", not to {phase}")
+    refuse(options, others_only, rule)
     engines = list(dict.fromkeys(str(options.engine or "").split(",")))
     if len(engines) > 1 and "" in engines:
         raise Refusal.of("a name is missing between the commas", engine=options.engine)
     if len(engines) > 1 and not (about is VerbSubject.SEARCH and options.phase == "train"):
         rule = f"several are compared by commtax plan with --phase train; name one here, such as --engine {engines[0]}"
         raise Refusal.of(rule, (engines[0],), engine=options.engine)
-    checkpoint = _with_pasted_name(catalog.model(name, family), launch, model)
+    checkpoint = catalog.model(name, family)
+    pasted = launch.model if launch and "/" not in model else ""
+    alike = (alias for alias in checkpoint.aliases if pasted and f"/{normal(alias)}".endswith(f"/{normal(pasted)}"))
+    first = next(alike, pasted if "/" in pasted else "")  # an id of the Hub, or a path: commands that are written load it too
+    if first and "$" not in first:
+        checkpoint = replace(checkpoint, aliases=tuple(dict.fromkeys((first, *checkpoint.aliases))))
     questions = [question_from_options(checkpoint, place, profile, CommandOptions(options | {"engine": x}), about) for x in engines]
     options.engine = engines[0]
     if launch and launch.phase == "serve" and verb not in WEIGHING:
@@ -124,24 +125,14 @@ def read(model: str, options: CommandOptions, verb: str, about: VerbSubject) -> 
     return Order(name, questions[0], output, options, launch, devices, others, tuple(questions[1:]))
 
 
-def _with_pasted_name(model: Model, launch: Launch | None, named: str) -> Model:
-    """Put the pasted name of the checkpoint (an id of the Hub, or a path) first: commands that are written load it too."""
-    pasted = launch.model if launch and "/" not in named else ""
-    alike = (alias for alias in model.aliases if pasted and f"/{normal(alias)}".endswith(f"/{normal(pasted)}"))
-    checkpoint = next(alike, pasted if "/" in pasted else "")
-    if not checkpoint or "$" in checkpoint:
-        return model
-    return replace(model, aliases=tuple(dict.fromkeys((checkpoint, *model.aliases))))
-
-
 def options_beside(verb: str, what: str) -> list[str]:
     """Return the options of a verb that belong to one kind of question alone."""
     return [name for name, option in taken_by(verb).items() if option.beside == what]
 
 
-def _pools(options: CommandOptions) -> None:
-    """Settle where prompts run, and where decoding does, which is the cluster in either spelling."""
-    here = options.cluster
+def _clusters(options: CommandOptions) -> tuple[Cluster, ...]:
+    """Settle where prompts run and where decoding does, the cluster in either spelling, and return all clusters but the first."""
+    here, links = options.cluster, {key: options[key] for key in PLACE[1:] if key in options}
     decoding, named = options.pop("decode_cluster", ""), here if isinstance(here, tuple) else (here,) if here else ()
     if decoding and any(name != decoding for name in named):
         raise Refusal.of(f"another spelling of --cluster, which is {', '.join(named)}", decode_cluster=decoding)
@@ -151,14 +142,10 @@ def _pools(options: CommandOptions) -> None:
     if ahead and len(named) > 1:
         raise Refusal.about(cluster=f"one is needed beside --prefill-cluster, not {len(named)}")
     if ahead:
-        options.prefill_cluster = catalog.cluster(ahead, **{key: options[key] for key in ("intra", "inter", "nics")})
-
-
-def _other_clusters(options: CommandOptions) -> tuple[Cluster, ...]:
-    """Return all clusters but the first, which the question is about."""
+        options.prefill_cluster = catalog.cluster(ahead, **links)
     if not isinstance(options.cluster, tuple):
         return ()
-    names, links = options.cluster, {key: options[key] for key in ("intra", "inter", "nics")}
+    names = options.cluster
     options.cluster = names[0] if names else ""
     return tuple(catalog.cluster(name, **links) for name in names[1:])
 
@@ -206,10 +193,8 @@ def profile_of(options: CommandOptions) -> Profile | None:
     return profile
 
 
-WEIGHING = ("plan", "worth")
-"""Verbs that say whether settings are worth it."""
-PLACE = ("cluster", "intra", "inter", "nics")
-"""Options that say where: hosts, and the links that they have instead of their own."""
+WEIGHING = ("plan", "worth")  # verbs that say whether settings are worth it
+PLACE = ("cluster", "intra", "inter", "nics")  # options that say where: hosts, and the links that they have instead of their own
 
 
 def cluster_of(options: CommandOptions, wish: str = "name one", pasted: int = 0) -> Cluster:

@@ -20,14 +20,13 @@ from commtax.spec import Cluster
 from commtax.spelling import escape_controls
 from commtax.statement import STRANGE, Note
 
-EMITTED = {
+EMITTED = {  # titles of the commands that stand below an answer, to be copied
     "launch": "launch",
     "router": "values of the router, as router.yaml",
     "install": "install, with what is under launch as servers.yaml",
     "benchmark": "check the prediction",
     "collective": "check the collective that costs most",
 }
-"""Titles of the commands that stand below an answer, to be copied."""
 Parts = TypeVarTuple("Parts")
 Shown = TypeVar("Shown")
 
@@ -70,8 +69,11 @@ class Output:
             for remark in leading:
                 say(console, f"{remark}.", "bold red" if remark.code == STRANGE else "")
             show(console, *parts)
-            for line in self._commands():
-                click.echo(line)
+            for name, command in (self.emitted or {}).items():
+                to_file = self.emit_file if name == "launch" else ""
+                if to_file:
+                    write_text(to_file, command + "\n", "emit_file")
+                click.echo(f"# {EMITTED[name]}" + (f": written to {to_file}" if to_file else f"\n{command}"))
             if below := [remark for remark in self.remarks if remark not in leading]:
                 notes(console, below)
             if self.aside and _telling().details:
@@ -79,29 +81,19 @@ class Output:
         sys.stdout.flush()
         sys.exit(code)
 
-    def _commands(self) -> Iterator[str]:
-        """Yield the commands under their titles, and write to a file what goes there instead."""
-        for name, command in (self.emitted or {}).items():
-            if self.emit_file and name == "launch":
-                write_text(self.emit_file, command + "\n", "emit_file")
-                yield f"# {EMITTED[name]}: written to {self.emit_file}"
-            else:
-                yield from (f"# {EMITTED[name]}", command)
-
-    def read(self, place: Cluster) -> Cluster:
-        """Return the cluster, after a remark on how an unusual name of it was read."""
-        if place.remark:
-            self.remarks.append(place.remark)
-        return place
-
     def _print_json(self, document: object) -> None:
-        """Print a document of plain values, or of records that become such."""
         from commtax.report.documents import add_notes, to_object
 
         answer = to_object(document) | ({} if self.emitted is None else {"emit": self.emitted})
         add_notes(answer, list(map(redact, self.remarks)))
         text = json.dumps(answer, indent=2, ensure_ascii=False, allow_nan=False)
         click.echo(re.sub(r"[\x7f-\x9f\ud800-\udfff]", lambda sign: f"\\u{ord(sign[0]):04x}", text))
+
+    def read(self, place: Cluster) -> Cluster:
+        """Return the cluster, after a remark on how an unusual name of it was read."""
+        if place.remark:
+            self.remarks.append(place.remark)
+        return place
 
 
 def write_page(path: str, draw: Callable[[Shown, str], object], shown: Shown, page: str = "page") -> None:
@@ -115,8 +107,8 @@ def write_page(path: str, draw: Callable[[Shown, str], object], shown: Shown, pa
     write_text(path, offline(draw(shown, shlex.join(["commtax", *kept])), page), "html")
 
 
+# What makes Rich take a pipe for a terminal
 COLOURED = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "JUPYTER_COLUMNS", "DATABRICKS_RUNTIME_VERSION")
-"""What makes Rich take a pipe for a terminal."""
 LEAST, PIPED = 40, 160  # columns
 
 

@@ -25,26 +25,29 @@ if TYPE_CHECKING:
     from commtax.launch.topology import PlacedCluster
 
 
-LOOKED_AT = "looked-at"
-"""The code of the remark on which server of several kinds an answer is about."""
+LOOKED_AT = "looked-at"  # the code of the remark on which server of several kinds an answer is about
 
 
 def fill_from_command(text: str, model: str, options: CommandOptions, remarks: list[str], about: VerbSubject) -> tuple[Launch, str]:
     """Fill options that nobody gave from a command, or the file that holds it, and return it with the model's name."""
-    from commtax.launch.launch_options import (  # not for those who paste nothing
+    from commtax.launch.launch_options import (
         model_of,
         options_of,
         read_pasted,
         unsearched_options,
-    )
+    )  # not for those who paste nothing
     from commtax.launch.read_techniques import unread_remarks
 
     launch = read_pasted(text, model)
     pasted = CommandOptions(options_of(launch, about.several))
     model = _agree_on_model(model, launch, remarks) if model else model_of(launch, remarks)
     _shares(launch, model, pasted, remarks, about, options.phase)
-    if options.plans:
-        _join_plans(pasted, options, remarks)
+    if options.plans:  # the command's plan stands beside those that are compared
+        axes = {axis: pasted.pop(axis) for axis in SIZES if axis in pasted} | {"r": pasted.pop("replicas", 1)}
+        plan = "".join(f"{axis}{'' if n == AUTO_EP else n}" for axis, n in axes.items() if n != 1) or "tp1"
+        if plan not in options.plans.split(","):
+            options.plans = f"{plan},{options.plans}"
+            remarks.append(f"{plan} is the command's own plan")
     unsearched = unsearched_options() if about is VerbSubject.SEARCH else ()
     taken, unused = _fill(pasted, launch, options, about, unsearched)
     expand_cluster(launch, options, remarks)
@@ -72,10 +75,7 @@ def prompt_sizes(servers: Servers) -> str:
 def _fill(
     pasted: CommandOptions, launch: Launch, options: CommandOptions, about: VerbSubject, unsearched: tuple[str, ...]
 ) -> tuple[list[str], list[str]]:
-    """Let options that nobody gave take what was pasted, and return their names, and in words what is of no use here.
-
-    A search has a use for the pasted plan itself, whose sizes are no options of it.
-    """
+    """Let options that nobody gave take what was pasted, and return their names, and in words what is of no use here."""
     context, taken, unused = click.get_current_context(), list[str](), list[str]()
     other = {name: option.otherwise for name, option in known_options().items()}
     if launch.phase == "serve" and about.whole:  # a batch and a length are of training there
@@ -125,15 +125,6 @@ def _shares(launch: Launch, model: str, pasted: CommandOptions, remarks: list[st
     elif servers.prefill_workers and not about.several:
         beside = f"{servers.prefill_workers} for prompts ({prompt_sizes(servers)})"
         remarks.append(Note(LOOKED_AT, f"looked at: one server that decodes; pasted were {servers.count} of these and {beside}"))
-
-
-def _join_plans(pasted: CommandOptions, options: CommandOptions, remarks: list[str]) -> None:
-    """Put the command's own plan beside those that are compared."""
-    sizes = {axis: pasted.pop(axis) for axis in SIZES if axis in pasted} | {"r": pasted.pop("replicas", 1)}
-    plan = "".join(f"{axis}{'' if n == AUTO_EP else n}" for axis, n in sizes.items() if n != 1) or "tp1"
-    if plan not in options.plans.split(","):
-        options.plans = f"{plan},{options.plans}"
-        remarks.append(f"{plan} is the command's own plan")
 
 
 def _agree_on_model(model: str, launch: Launch, remarks: list[str]) -> str:

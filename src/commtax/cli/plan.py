@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from commtax.planner.fleet_trials import Trial
 
 
+INTERRUPTED = 130  # the exit code
 MOST_LISTED = 1000  # plans that are listed at most: a table that somebody may still read
 Answer = TypeVar("Answer", ServingPlans, TrainPlans)
 
@@ -99,9 +100,8 @@ def _serve_on_several(order: Order) -> NoReturn:
     if options.emit:
         chosen = (ranked.waited or ranked).recommended  # the plan that the answer names first
         order.output.emitted = _commands(order, chosen.answer, chosen.row) if chosen else {}
-    order.output.answer(
-        several_clusters.several_document, several_clusters.show_several, ranked, options.top, code=0 if ranked.plans else 1
-    )
+    show, document = several_clusters.show_several, several_clusters.several_document
+    order.output.answer(document, show, ranked, options.top, code=0 if ranked.plans else 1)
 
 
 def goal_of(order: Order) -> Question:
@@ -131,12 +131,12 @@ def goal_of(order: Order) -> Question:
 
 def _lengths_and_types(order: Order) -> tuple[tuple[int | str, int | str], tuple[str, ...]]:
     options = order.options
-    lengths = options.input_len, options.output_len
-    usual = usual_lengths(options.workload)
+    input_len, output_len = usual_lengths(options.workload)
     dtypes = tuple(dict.fromkeys(options.dtype.split(",")))
     if len(dtypes) > 1 and "" in options.dtype.split(","):
         raise Refusal.of("a type is missing between the commas", dtype=options.dtype)
-    return (usual[0] if lengths[0] is None else lengths[0], usual[1] if lengths[1] is None else lengths[1]), dtypes
+    input_len = input_len if options.input_len is None else options.input_len
+    return (input_len, output_len if options.output_len is None else options.output_len), dtypes
 
 
 def _limit(text: str, name: str) -> float:
@@ -160,8 +160,7 @@ def _stands(searched: ServingPlans, launch: Launch) -> StandingPlan:
     prompts = Plan(servers.prefill_tp or 1, dp=servers.prefill_dp or 1, replicas=ahead) if ahead else None
     copies = servers.count * (1 if shared else inner)
     arguments = (searched, plan, copies, str(pasted.dtype or ""), int(pasted.concurrency or 0), prompts)
-    as_pasted, tuned = (serving_standing(*arguments, tuned=tuned) for tuned in (False, True))
-    return replace(as_pasted, tuned=tuned)
+    return replace(serving_standing(*arguments, tuned=False), tuned=serving_standing(*arguments, tuned=True))
 
 
 def _commands(order: Order, searched: ServingPlans, row: int) -> dict[str, str]:
@@ -200,13 +199,9 @@ def _train(order: Order) -> NoReturn:
     if options.global_batch is None:
         raise Refusal.about(global_batch="training needs the sequences of a step, such as --global-batch 1024")
     length = q.kind.length if options.input_len is None else options.input_len
-    put = [
-        one.but(global_batch=options.global_batch, context=length, sequence_parallel=True, margin=options.margin)
-        for one in (q, *order.engines)
-    ]
-    if options.tokens:
-        put = [one.but(train_tokens=parse_tokens(options.tokens, "tokens")) for one in put]
-    q, *others = (with_prices([one], options.price)[0] for one in put)
+    goal = {"global_batch": options.global_batch, "context": length, "sequence_parallel": True, "margin": options.margin}
+    goal |= {"train_tokens": parse_tokens(options.tokens, "tokens")} if options.tokens else {}
+    q, *others = (with_prices([one.but(**goal)], options.price)[0] for one in (q, *order.engines))
     if others:
         _train_with_several(order, [q, *others])
     searched, speed = _time_search(lambda: best_training(q))
@@ -217,7 +212,6 @@ def _train(order: Order) -> NoReturn:
 
 
 def _train_with_several(order: Order, put: list[Question]) -> NoReturn:
-    """Plan the same job for several engines, each with its own recommended plan."""
     from commtax.report.planning import engines_document, show_engines
 
     refuse(order.options, ("plot", "html", "emit"), "is of one engine; name one with --engine")
@@ -245,10 +239,6 @@ def _trains(searched: TrainPlans, launch: Launch) -> StandingPlan:
     return training_standing(searched, run)
 
 
-OTHERWISE = ("max_concurrency", "plot", "html")  # options that a search for a rate has no use for
-INTERRUPTED = 130
-
-
 def _fleets(order: Order) -> NoReturn:
     """Find out how many GPUs a rate of requests needs."""
     from commtax.planner.fleets import best_fleets  # not for those who have no rate
@@ -260,7 +250,7 @@ def _fleets(order: Order) -> NoReturn:
     if order.launch:
         raise Refusal("from: a pasted plan is ranked without a --request-rate; commtax simulate --from serves it at one", "from")
     check_one_place(order.question)
-    refuse(options, OTHERWISE, "is not known beside --request-rate")
+    refuse(options, ("max_concurrency", "plot", "html"), "is not known beside --request-rate")
     fleet_plans = best_fleets(_with_rate(order), options.on, top=options.top, progress=_follow() if is_watched() else None)
     if options.emit:
         from commtax.planner.fleets import fleet_servers
@@ -281,8 +271,8 @@ def _with_rate(order: Order) -> list[Question]:
     slo = {f"mean_{name}": options[name] for name in ("ttft", "tpot") if options[name]}
     slo |= {name: options[name] for name, option in taken_by("plan").items() if option.group == "Limits" and options[name]}
     q = order.question.but(**plain, offered=offered, slo=limits_of(slo), objective=options.objective or "", dtypes=dtypes)
-    q = q.but(growth=options.headroom or 0.0, confidence=options.confidence, cost_of=options.cost_of, margin=options.margin)
-    q = q.but(workload=options.workload)
+    goal = {name: options[name] for name in ("confidence", "cost_of", "margin", "workload")}
+    q = q.but(growth=options.headroom or 0.0, **goal)
     put = [q.but(cluster=place) for place in (q.cluster, *order.others)]
     if sets := technique_sets_of(options.techniques):
         put = [with_techniques_at_rate(one, sets) for one in put]

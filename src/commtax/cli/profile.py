@@ -51,7 +51,16 @@ def diff_command(first: Path, second: Path, as_json: bool) -> None:
 def check_command(files: tuple[Path, ...], as_json: bool, **options: object) -> None:
     """Check that it can be read and holds physics, and what it tells of a question. Exit 1: nothing of it, 2: not readable."""
     output, profile = Output(as_json), _joined(files)
-    covered = coverage(profile, _request(CommandOptions(options), output))
+    wanted = CommandOptions(options)
+    request = ProfileRequest(
+        cluster=output.read(cluster_of(wanted)) if wanted.cluster else None,
+        engine=catalog.engine(wanted.engine) if wanted.engine else None,
+        version=wanted.engine.partition("@")[2],
+        model=catalog.model(wanted.model) if wanted.model else None,
+        dtype=dtype_of(wanted.dtype),
+        sizes={axis: wanted[axis] for axis in ("tp", "pp", "dp", "ep") if wanted[axis] is not None},
+    )
+    covered = coverage(profile, request)
     output.answer(profiles.coverage_document, profiles.show_coverage, covered, code=0 if covered.used else TELLS_NOTHING)
 
 
@@ -60,14 +69,3 @@ def _joined(files: tuple[Path, ...]) -> Profile:
     if profile is None:
         raise Refusal("file: at least one profile is needed")
     return profile
-
-
-def _request(options: CommandOptions, output: Output) -> ProfileRequest:
-    return ProfileRequest(
-        cluster=output.read(cluster_of(options)) if options.cluster else None,
-        engine=catalog.engine(options.engine) if options.engine else None,
-        version=options.engine.partition("@")[2],
-        model=catalog.model(options.model) if options.model else None,
-        dtype=dtype_of(options.dtype),
-        sizes={axis: options[axis] for axis in ("tp", "pp", "dp", "ep") if options[axis] is not None},
-    )

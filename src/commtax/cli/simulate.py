@@ -45,7 +45,7 @@ def simulate_command(order: Order) -> None:
     counted = options.num_prompts, options.prompts_per_client, options.duration
     if any(x is not None for x in (options.request_rate, options.trace, *counted, options.sweep)):
         refuse(options, ("images",), "priced in steps and in the steady state of a closed loop, not for requests in time")
-        _in_time(order, _with_prompts_per_client(q, options))
+        _in_time(order, q)
     rule = "belongs to requests in time: --request-rate, --trace, or --concurrency with --num-prompts"
     refuse(options, [name for name in options_beside("simulate", "time") if name not in SPELLED], rule)
     slo = _slo(options)
@@ -55,12 +55,13 @@ def simulate_command(order: Order) -> None:
     if q.requests.disaggregated:
         _check_gpus(simulated)
     if not closed_loop.holds_one(simulated):
-        advice = _remedies(simulated)
-        order.output.answer(
-            closed_loop.simulation_document, lambda console, s: closed_loop.show_unfit(console, s, advice), simulated, code=1
-        )
+        show = partial(closed_loop.show_unfit, advice=_remedies(simulated))
+        order.output.answer(closed_loop.simulation_document, show, simulated, code=1)
     several = bool(np.ndim(q.requests.concurrency))
-    above, below = [_worth_of_prefixes(simulated)] if q.offered.prefix_hit_rate and not several else [], list[Note]()
+    above, below = list[Note](), list[Note]()
+    if q.offered.prefix_hit_rate and not several:
+        plain = price_closed_loop(simulated.question.but(prefix_hit_rate=0.0))
+        above = [Note("prefixes", closed_loop.saved_by_prefixes(simulated, plain))]
     if options.concurrency is None and np.all(q.requests.concurrency == 1):
         order.output.remarks.append(ONE_CLIENT)
     elif not several and not order.output.as_json:  # another question's answer: none of the document
@@ -68,16 +69,15 @@ def simulate_command(order: Order) -> None:
     if not several and not q.requests.disaggregated and not order.output.as_json:
         below += _other_layout(simulated)
     judged = list(_judged(simulated, slo))
-    limit_notes = [_limit_note(x, simulated) for x in judged]
-    simulated = replace(simulated, explicit_notes=(*limit_notes, *above, *simulated.notes, *below))
-    show = closed_loop.show_simulations if several else closed_loop.show_simulation
-    document = partial(closed_loop.simulation_document, judged=judged)
-    order.output.answer(document, show, simulated, code=0 if all(x.kept for x in judged) and _starts(order, simulated) else 1)
+    above = [*(_limit_note(x, simulated) for x in judged), *above]
+    simulated = replace(simulated, explicit_notes=(*above, *simulated.notes, *below))
+    document, code = partial(closed_loop.simulation_document, judged=judged), int(not all(x.kept for x in judged))
+    order.output.answer(document, closed_loop.show_simulation, simulated, code=code or _starts_not(order, simulated))
 
 
-def _starts(order: Order, answer: ClosedLoop | RequestsInTime) -> bool:
-    """Return whether servers that were pasted start as they are, as ``fit`` judges it."""
-    return not order.launch or all(note.code != tables.OWN_LIMITS for note in answer.notes)
+def _starts_not(order: Order, answer: ClosedLoop | RequestsInTime) -> int:
+    """Return the exit code of servers that were pasted: 1 where they would not start as they are, as ``fit`` judges it."""
+    return int(bool(order.launch) and any(note.code == tables.OWN_LIMITS for note in answer.notes))
 
 
 def _judged(simulated: ClosedLoop, slo: Slo) -> Iterator[JudgedLimit]:
@@ -156,23 +156,6 @@ def _means(o: RequestsInTime) -> list[Note]:
     return [Note(MEANS, f"Mean {', '.join(means)} {basis}; below, {below}")]
 
 
-def _with_prompts_per_client(q: Question, options: CommandOptions) -> Question:
-    """Set as many prompts for each client, where that many were named."""
-    each, clients = options.prompts_per_client, q.requests.concurrency
-    if each is None or np.ndim(clients) or options.sweep is not None:
-        return q
-    if q.offered.request_rate or q.offered.trace is not None:
-        raise Refusal.about(prompts_per_client="belongs to the clients of a closed loop")
-    return q.but(num_prompts=positive(prompts_per_client=each) * clients)
-
-
-def _worth_of_prefixes(simulated: ClosedLoop) -> Note:
-    plain = price_closed_loop(simulated.question.but(prefix_hit_rate=0.0))
-    times = {key.upper(): (float(getattr(simulated, f"{key}_s")), float(getattr(plain, f"{key}_s"))) for key in ("ttft", "tpot")}
-    rates = float(simulated.tokens_per_s), float(plain.tokens_per_s)
-    return Note("prefixes", closed_loop.saved_words(times, "output tokens/s", rates))
-
-
 def _check_gpus(simulated: ClosedLoop) -> None:
     """Refuse workers that are more than the GPUs or the load, of either kind. As many as are "enough" is a what-if."""
     plan, apart = simulated.question.plan, simulated.apart
@@ -186,13 +169,14 @@ def _check_gpus(simulated: ClosedLoop) -> None:
     check_pools(simulated.question, apart.plan, counts)
 
 
-FILES = ("plot", "timeline", "save")
-
-
 def _in_time(order: Order, q: Question) -> NoReturn:
-    options = order.options
+    options, clients = order.options, q.requests.concurrency
+    if options.prompts_per_client is not None and not np.ndim(clients) and options.sweep is None:
+        if q.offered.request_rate or q.offered.trace is not None:
+            raise Refusal.about(prompts_per_client="belongs to the clients of a closed loop")
+        q = q.but(num_prompts=positive(prompts_per_client=options.prompts_per_client) * clients)
     slo = _slo(options)
-    for name in FILES:
+    for name in ("plot", "timeline", "save"):
         if options[name]:
             check_writable(options[name], name)
     if options.plot:
@@ -208,8 +192,8 @@ def _in_time(order: Order, q: Question) -> NoReturn:
 
     o = requests.run_requests(settle(check_single_load(q)), _follow)
     _write(order, o)
-    shown, kept = replace(o, notes=(*([] if order.output.as_json else _means(o)), *o.notes)), slo.kept(o) and not o.overloaded
-    order.output.answer(outcome_document, show_outcome, shown, slo, code=0 if kept and _starts(order, o) else 1)
+    shown, missed = replace(o, notes=(*([] if order.output.as_json else _means(o)), *o.notes)), o.overloaded or not slo.kept(o)
+    order.output.answer(outcome_document, show_outcome, shown, slo, code=int(missed) or _starts_not(order, o))
 
 
 def _slo(options: CommandOptions) -> Slo:
@@ -275,4 +259,4 @@ def _sweep(order: Order, q: Question, slo: Slo, name: str, values: tuple[float, 
     swept = sweep(name, values, counting.counted(questions))
     if options.plot:
         plot_sweep(swept, Path(options.plot))
-    order.output.answer(sweep_document, show_sweep, swept, slo, code=1 if swept.most(slo) is None else 0)
+    order.output.answer(sweep_document, show_sweep, swept, slo, code=int(swept.most(slo) is None))

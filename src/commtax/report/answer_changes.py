@@ -15,7 +15,7 @@ from commtax.judgement.gains import is_worth_telling
 from commtax.judgement.overload import load_words
 from commtax.planner.money import per_million
 from commtax.records import dataclass, record_from, replace
-from commtax.report.documents import Record, facts
+from commtax.report.documents import Record, record
 from commtax.report.figures import AnswerFigure, figures
 from commtax.spec import Plan
 from commtax.statement import Refusal
@@ -26,11 +26,13 @@ from commtax.verbs.settling import describe_gpus
 PLACES = ("at", "low", "high")
 SAME = 0.0005  # relative: equal as printed
 UNFIT = "does-not-fit"
+COLUMNS = ("", ">before", ">after", ">change", ">80% range after")
 CACHE, TOKENS, TOKENS_PER_GPU, COST = "kv_cache_tokens", "tokens_per_s", "tokens_per_s_per_gpu", "usd_per_million_tokens"
-"""Figures that sentences and prices need."""
+# What a change is by the rule of its figures: all better, all worse, or both
 KINDS = {"slower": ("faster", "slower", "mixed latency"), "dearer": ("cheaper", "more expensive", "mixed cost")}
-"""What a change is by the rule of its figures: all better, all worse, or both."""
-MEMORY = {
+# By whether it was overloaded before, and whether it is after
+CROWDED = {(False, True): "Overloaded", (True, True): "Overloaded, as before", (True, False): "No longer overloaded"}
+MEMORY = {  # by whether it fitted before, if it was there, and whether it fits after
     (None, True): "It fits",
     (None, False): "It does not fit",
     (True, True): "It still fits",
@@ -38,9 +40,6 @@ MEMORY = {
     (False, True): "It fits now",
     (False, False): "It does not fit, as before",
 }
-"""By whether it fitted before, if it was there, and whether it fits after."""
-CROWDED = {(False, True): "Overloaded", (True, True): "Overloaded, as before", (True, False): "No longer overloaded"}
-"""By whether it was overloaded before, and whether it is after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,6 @@ class ComparedFigure:
 
     @property
     def described(self) -> AnswerFigure:
-        """The figure as all tables have it."""
         return figures()[self.figure]
 
     @property
@@ -87,7 +85,6 @@ class AnswerSide:
 
     @property
     def is_nothing(self) -> bool:
-        """What was not there yet."""
         return not any(self.documents)
 
     @property
@@ -102,13 +99,11 @@ class AnswerSide:
 
     @property
     def load(self) -> str:
-        """Which requests arrive, and how many are answered at most."""
         rate, capacity = (_number(self.value([path])) for path in ("offered.request_rate", "capacity_requests_per_s"))
         return f": {load_words(rate, capacity)}" if rate and capacity else ""
 
     @property
     def plan(self) -> str:
-        """Its GPUs in words."""
         verdict = self.value(["recommended.verdict"])
         if isinstance(verdict, str):
             return verdict
@@ -169,12 +164,19 @@ class AnswerDifference:
 
 def compare_answers(before: AnswerSide, after: AnswerSide, rules: Mapping[str, float]) -> AnswerDifference:
     """Compare the second answer with the first, by rules of how much worse a kind of figure may be."""
-    changes = tuple(change for figure in compared_figures() if (change := _change(figure, before, after)))
+    changes = list[AnswerChange]()
+    for figure in compared_figures():
+        first, second = (_number(side.value(figure.at)) for side in (before, after))
+        if first is not None or second is not None:
+            ends = (_number(after.value(figure.ends(which))) for which in ("low", "high"))
+            changes.append(AnswerChange(figure, first, second, *ends))
     if not changes:
         rule = "these answers have no figure that is compared; plan, simulate, bill and fit have"
         raise Refusal(f"{before.name}, {after.name}: {rule}")
-    others = tuple(_other_facts(before, after))
-    return AnswerDifference(before, after, changes, others, tuple(_broken(after, changes, rules)))
+    compared = {} if before.is_nothing else table("report/figures.toml")["compared_facts"]
+    facts = ((name, *(_format_fact(side.value(paths)) or "-" for side in (before, after))) for name, paths in compared.items())
+    others = tuple((name, was, now) for name, was, now in facts if was != now)
+    return AnswerDifference(before, after, tuple(changes), others, tuple(_broken(after, changes, rules)))
 
 
 def rules_of(text: str) -> dict[str, float]:
@@ -198,17 +200,15 @@ def rules_of(text: str) -> dict[str, float]:
 @lru_cache(maxsize=1)
 def compared_figures() -> tuple[ComparedFigure, ...]:
     rows = table("report/figures.toml")["changes"].items()
-    return tuple(
-        record_from(ComparedFigure, {"key": key, **row, **{name: tuple(row.get(name, ())) for name in PLACES}}) for key, row in rows
-    )
+    places = ({name: tuple(row.get(name, ())) for name in PLACES} for _, row in rows)
+    return tuple(record_from(ComparedFigure, {"key": key, **row, **at}) for (key, row), at in zip(rows, places, strict=True))
 
 
 def with_money(document: JsonObject, price: float | None) -> JsonObject:
     """Add tokens per GPU and what they cost, where an answer does not say it: at a price, or at the catalogue's."""
     side = AnswerSide("", (document,))
-    tokens, gpus = (
-        _number(side.value(figure.at)) for key in (TOKENS, "gpus") for figure in compared_figures() if figure.key == key
-    )
+    places = {figure.key: figure.at for figure in compared_figures()}
+    tokens, gpus = (_number(side.value(places[key])) for key in (TOKENS, "gpus"))
     if not tokens or not gpus or "recommended" in document:
         return document
     made: JsonObject = document | {TOKENS_PER_GPU: tokens / gpus}
@@ -251,11 +251,9 @@ def write_figure(figure: ComparedFigure, value: float | None) -> str:
 
 
 def write_change(change: AnswerChange) -> str:
-    if change.is_same:
-        return "same"
-    return (
-        "-" if change.relative is None else f"{change.relative:+.0%}" if abs(change.relative) >= 0.1 else f"{change.relative:+.1%}"
-    )
+    if change.is_same or change.relative is None:
+        return "same" if change.is_same else "-"
+    return f"{change.relative:+.0%}" if abs(change.relative) >= 0.1 else f"{change.relative:+.1%}"
 
 
 def summary(d: AnswerDifference) -> list[str]:
@@ -276,11 +274,8 @@ def summary(d: AnswerDifference) -> list[str]:
     kind = ", ".join(_kinds(d))
     room = next((change for change in d.changes if change.figure.key == CACHE and change.after), None)
     cache = f": the KV cache of each server holds {write_figure(room.figure, room.after)} tokens" if room and d.after.fits else ""
-    cache += (
-        f", {write_figure(room.figure, room.before)} before"
-        if cache and room and not room.is_same and room.before is not None
-        else ""
-    )
+    if cache and room and not room.is_same and room.before is not None:
+        cache += f", {write_figure(room.figure, room.before)} before"
     missing = d.after.value(["shortfall_bytes"])
     lacking = f": each GPU is {float(missing) / 2**30:,.1f} GiB short" if isinstance(missing, int | float) and missing > 0 else ""
     words = MEMORY[None if d.before.is_nothing else d.before.fits, d.after.fits]
@@ -313,32 +308,12 @@ def difference_rows(d: AnswerDifference) -> list[list[str]]:
         figure, span = change.figure, ""
         if change.low is not None and change.high is not None and change.low < change.high:
             span = f"{write_figure(figure, change.low)} to {write_figure(figure, change.high)}"
-        rows.append(
-            [figure.title, write_figure(figure, change.before), write_figure(figure, change.after), write_change(change), span]
-        )
+        before, after = (write_figure(figure, value) for value in (change.before, change.after))
+        rows.append([figure.title, before, after, write_change(change), span])
     sides = (d.before, d.after)
     for name in ("fits", "overloaded")[: 1 + any(side.overloaded for side in sides)]:
         rows.append([name, *("-" if x.is_nothing else "yes" if getattr(x, name) else "no" for x in sides), "", ""])
     return rows
-
-
-COLUMNS = ("", ">before", ">after", ">change", ">80% range after")
-
-
-def _change(figure: ComparedFigure, before: AnswerSide, after: AnswerSide) -> AnswerChange | None:
-    a, b = (_number(side.value(figure.at)) for side in (before, after))
-    if a is None and b is None:
-        return None
-    low, high = (_number(after.value(paths)) for paths in (figure.ends("low"), figure.ends("high")))
-    return AnswerChange(figure, a, b, low, high)
-
-
-def _other_facts(before: AnswerSide, after: AnswerSide) -> Iterator[tuple[str, str, str]]:
-    compared = {} if before.is_nothing else table("report/figures.toml")["compared_facts"]
-    for name, paths in compared.items():
-        a, b = (_format_fact(side.value(paths)) for side in (before, after))
-        if a != b:
-            yield name, a or "-", b or "-"
 
 
 def _format_fact(value: Json) -> str:
@@ -381,20 +356,8 @@ def notes_of(side: AnswerSide) -> list[str]:
 
 
 def difference_document(d: AnswerDifference) -> Record:
-    names = ("before", "after", "relative", "low", "high")
-    return {
-        "schema": "commtax.diff/1",
-        "before": _side_document(d.before),
-        "after": _side_document(d.after),
-        "same": d.is_same,
-        "verdict": "not allowed" if d.broken else "allowed",
-        "broken": list(d.broken),
-        "summary": list(summary(d)),
-        "figures": [{"key": c.figure.key, **facts(c, *names)} for c in d.changes],
-        "facts": [{"name": name, "before": a, "after": b} for name, a, b in d.facts],
-    }
-
-
-def _side_document(side: AnswerSide) -> Record:
-    gpus = side.value(["recommended.gpus", "gpus"])
-    return facts(side, "name", "plan", "fits", "overloaded") | {"gpus": gpus, "unread": list(side.unread)}
+    before, after = (record("diff-side", side=side, gpus=side.value(["recommended.gpus", "gpus"])) for side in (d.before, d.after))
+    changes = [record("diff-figure", change=change) for change in d.changes]
+    facts = [{"name": name, "before": was, "after": now} for name, was, now in d.facts]
+    verdict = "not allowed" if d.broken else "allowed"
+    return record("diff", of=d, before=before, after=after, verdict=verdict, summary=summary(d), figures=changes, facts=facts)

@@ -1,8 +1,4 @@
-"""Answers as notebooks show them: what the command prints as HTML, and one layer to scale as SVG.
-
-Nothing is fetched and nothing runs. A notebook has its own light or dark: text takes its colour, and fills are half transparent
-or of middle lightness, so that both can be read.
-"""
+"""Answers as notebooks show them: what the command prints as HTML, and one layer to scale as SVG, readable on light and on dark."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
@@ -12,10 +8,8 @@ from commtax.report.plots import LOOKS
 from commtax.units import format_seconds
 from commtax.verbs.explained_step import Bar, LayerTimeline
 
-COMPUTE, EXPOSED, HIDDEN = (str(LOOKS["any-ground"][name]) for name in ("compute", "exposed", "hidden"))
-"""As on the page: one hot colour for what is exposed."""
-COLOURS = {"red": "#d33c3c", "green": "#2e8540"}
-"""Of sentences: each is readable on white and on black."""
+COMPUTE, EXPOSED, HIDDEN = (str(LOOKS["any-ground"][name]) for name in ("compute", "exposed", "hidden"))  # as on the page
+COLOURS = {"red": "#d33c3c", "green": "#2e8540"}  # of sentences: each is readable on white and on black
 WIDE, LANE, NAMES = 900, 34, 76  # of a picture
 LETTER = 6.3
 Drawn = Text | DrawnTable
@@ -52,14 +46,15 @@ def _blocks(printed: Iterable[Drawn], picture: str) -> str:
             html.append(f'<pre style="line-height:1.1;background:none;color:inherit">{escape(chr(10).join(sketch))}</pre>')
         sketch = []
         if one is not None:
-            html.append(_table(one) if isinstance(one, DrawnTable) else f'<div style="{_style(one)}">{escape(str(one))}</div>')
+            html.append(_table(one) if isinstance(one, DrawnTable) else _sentence(one))
     return "".join(html)
 
 
-def _style(text: Text) -> str:
+def _sentence(text: Text) -> str:
     words = text.pieces[0][1].split()
     colour = next((f"color:{COLOURS[word]};" for word in words if word in COLOURS), "")
-    return f"margin:.15em 0;white-space:pre-wrap;{colour}{'font-weight:600;' * ('bold' in words)}{'opacity:.8;' * ('dim' in words)}"
+    look = f"margin:.15em 0;white-space:pre-wrap;{colour}{'font-weight:600;' * ('bold' in words)}{'opacity:.8;' * ('dim' in words)}"
+    return f'<div style="{look}">{escape(str(text))}</div>'
 
 
 def _table(table: DrawnTable) -> str:
@@ -115,26 +110,18 @@ def _box(left: float, top: float, width: float, height: float, colour: str, stre
 
 
 def _lane(bars: Iterable[Bar], lane: int, scale: float) -> Iterator[str]:
-    """Yield boxes with their names in them, where these fit, and as tooltips."""
+    """Yield boxes, latency of what is exposed before its bandwidth, with names in them where these fit and as tooltips."""
     for bar in bars:
         s = bar.segment
         title = f"{s.name}{f' {s.line.item.op}' * (s.lane == 'comm')}: {format_seconds(s.seconds)}"
-        for start, end, colour, strength in _pieces(bar):
-            left, width = NAMES + start * scale, (end - start) * scale
-            yield _box(left, lane * LANE + 3, width, LANE - 6, colour, strength, title)
+        late = s.fixed_s / s.seconds if s.seconds else 0.0
+        pieces = [(*span, HIDDEN, 0.25) for span in bar.hidden] if s.lane == "comm" else []
+        for start, end in bar.exposed:
+            cut = start + (end - start) * late
+            parts = [(start, cut, EXPOSED, 0.5), (cut, end, EXPOSED, 1.0)] if s.lane == "comm" else [(start, end, COMPUTE, 0.35)]
+            pieces += [part for part in parts if part[1] > part[0] or s.lane == "compute"]
+        for start, end, colour, strength in pieces:
+            yield _box(NAMES + start * scale, lane * LANE + 3, (end - start) * scale, LANE - 6, colour, strength, title)
         left, width = NAMES + bar.start_s * scale, (bar.end_s - bar.start_s) * scale
         if width > LETTER * len(s.name) + 8:
             yield _label(left + 4, lane, s.name)
-
-
-def _pieces(bar: Bar) -> Iterator[tuple[float, float, str, float]]:
-    """Yield where a bar lies, its colours and their strengths. Of what is exposed latency comes first."""
-    s = bar.segment
-    if s.lane == "compute":
-        yield from ((*span, COMPUTE, 0.35) for span in bar.exposed)
-        return
-    late = s.fixed_s / s.seconds if s.seconds else 0.0
-    yield from ((*span, HIDDEN, 0.25) for span in bar.hidden)
-    for start, end in bar.exposed:
-        cut = start + (end - start) * late
-        yield from ((a, b, EXPOSED, strength) for a, b, strength in ((start, cut, 0.5), (cut, end, 1.0)) if b > a)

@@ -1,6 +1,5 @@
-"""Every kind of answer as Python shows it and hands it on: words, a page, a document, rows, a figure.
+"""Every kind of answer as Python shows it and hands it on: words of the terminal, a page, a document, rows, a figure.
 
-Nothing is told twice: words are those of the terminal, documents those of ``--json``.
 What a kind of answer needs is imported when one of that kind is shown.
 """
 
@@ -22,8 +21,20 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 80, 24  # a screen
 FRAMES = ("pandas", "polars")
+# answers for which the command says how it read the cluster's name, beside what their notes tell
 READ_ALOUD = ("Comparison", "Expectation", "PlanTable", "ServingPlans", "TrainPlans", "FleetPlans", "SeveralPlans")
-"""Answers for which the command says how it read the cluster's name, beside what their own notes tell."""
+HOMES = {  # the module of ``report`` that shows each class of answers: nothing of the others is imported
+    **dict.fromkeys(("StepBill", "Expectation", "Why"), "bills"),
+    **dict.fromkeys(("Traffic", "Fit", "TrainFit"), "exact_bytes"),
+    **dict.fromkeys(("Comparison", "PlanTable"), "comparisons"),
+    **dict.fromkeys(("ServingPlans", "TrainPlans"), "view.pictures"),
+    "ClosedLoop": "closed_loop",
+    "RequestsInTime": "requests",
+    "PipelineRun": "pipelines",
+    "Worth": "worths",
+    "FleetPlans": "fleets",
+    "SeveralPlans": "several_clusters",
+}
 
 
 class _Full(Exception):  # noqa: N818
@@ -97,7 +108,6 @@ def to_rows(answer: object) -> list[Record]:
 
 
 def _flat(row: Mapping[str, object]) -> Record:
-    """Turn lists into text, and records in a record into columns."""
     flat: Record = {}
     for name, value in row.items():
         if isinstance(value, dict):
@@ -113,27 +123,6 @@ def to_figure(answer: object, path: str = "") -> Figure:
     place = Path(path) if path else None
     check_plot(place)
     return manner_of(answer).plot(answer, place)
-
-
-HOMES = {
-    "StepBill": "bills",
-    "Expectation": "bills",
-    "Why": "bills",
-    "Traffic": "exact_bytes",
-    "Fit": "exact_bytes",
-    "TrainFit": "exact_bytes",
-    "ClosedLoop": "closed_loop",
-    "RequestsInTime": "requests",
-    "Comparison": "comparisons",
-    "PlanTable": "comparisons",
-    "Worth": "worths",
-    "ServingPlans": "view.pictures",
-    "TrainPlans": "view.pictures",
-    "FleetPlans": "fleets",
-    "SeveralPlans": "several_clusters",
-    "PipelineRun": "pipelines",
-}
-"""The module of ``report`` that shows each class of answers: nothing of the others is imported."""
 
 
 def manner_of(answer: object) -> Manner[object]:

@@ -12,7 +12,7 @@ from commtax.report import tables
 from commtax.report.documents import LEFT_OUT, Record, document, facts, record
 from commtax.report.drawing import Console, Sketch, Text
 from commtax.report.figures import figure_table
-from commtax.report.manners import Manner, bars, layer_drawing, line_colours, question_title
+from commtax.report.manners import Manner, bars, layer_drawing, question_title
 from commtax.report.worths import worth_row
 from commtax.rules.drafts import is_accepted_known
 from commtax.units import DAY_S, format_bytes, format_duration, format_rate, format_seconds, format_si, format_tokens, plural
@@ -20,15 +20,17 @@ from commtax.verbs.billing import StepBill, by_cost, labels
 from commtax.verbs.expecting import Expectation
 from commtax.verbs.explain import causes
 from commtax.verbs.explained_step import HELD, ExplainedStep, layer_segments
-from commtax.verbs.why import Explanation, TimePart, Why
+from commtax.verbs.why import Explanation, Why
 
+# Kinds of source, a step as a whole being as sure as its weakest line
 WEAKEST_FIRST = ("assumed", "transferred", "datasheet", "calibrated", "measured", "by definition")
-"""Kinds of source, a step as a whole being as sure as its weakest line."""
 UNSURE = WEAKEST_FIRST[:2]  # those that say how an answer is to be read
 WIDTH = 96  # signs of a layer at most
 COMPUTE, LATENCY, WIRE = "█", "░", "▓"
 ALIKE = 0.005  # share by which times may differ that are called the same
 PASSES = ("forward", "recompute", "backward", "update")
+STYLES = {"fail": "bold red", "undecided": "bold", "pass": "green"}  # of verdicts, the worst first
+PASSED = {"pass": True, "fail": False, "undecided": None}
 
 
 def show_bill(console: Console, step: ExplainedStep, num_tokens: float = 0.0, measured_mfu: float | None = None) -> None:
@@ -39,13 +41,14 @@ def show_bill(console: Console, step: ExplainedStep, num_tokens: float = 0.0, me
     tables.say_limits(console, b.notes)
     tables.say(console, step.verdict, tables.ANSWER)
     modes, beside = [text for text, on in _modes(q) if on], figure_table("step").words({"bill": b})
+    sent = f"exposed communication {format_seconds(b.exposed_comm_s)} ({b.comm_fraction:.1%})"
+    whole = f"step {format_seconds(b.step_s)}{tables.range_80(b.low_s, b.high_s)}"
     if q.trains:
-        _trained_totals(console, step, num_tokens, beside)
+        _trained_totals(console, step, whole, sent, num_tokens, beside)
     else:
         kv = "fits" if step.memory.fits else "does not fit in memory with this batch and context (see commtax fit)"
-        sent = f"exposed communication {format_seconds(b.exposed_comm_s)} ({b.comm_fraction:.1%})"
-        whole = f"step {format_seconds(b.step_s)}{tables.range_80(b.low_s, b.high_s)} = compute and host"
-        tables.say(console, f"{whole} {format_seconds(b.compute_s)} + {sent}; {'; '.join([_rates(b), *beside, kv])}")
+        parts = "; ".join([_rates(b), *beside, kv])
+        tables.say(console, f"{whole} = compute and host {format_seconds(b.compute_s)} + {sent}; {parts}")
     tables.say_question(console, q, _trained_step(q) if q.trains else tables.served_step(q), *modes)
     remarks, details = _show_trained(console, step, measured_mfu) if q.trains else _show_served(console, step)
     changes = [(c.what, format_seconds(c.step_s), f"{c.delta_s / float(b.step_s):+.1%}", c.note) for c in step.what_ifs]
@@ -98,21 +101,18 @@ def weakest(b: StepBill) -> str:
     return ", ".join(dict.fromkeys(f"{x.kind} ({x.source})" for x in b.items if x.source.kind == least)) or "none"
 
 
-LINES = ("line", "how", ">bytes", ">times", ">each", ">latency", ">total", ">share")
-
-
 def _show_served(console: Console, step: ExplainedStep) -> tables.Remarks:
     """Show a served step's picture and lines, and return what is left to remark."""
-    b = step.bill
+    b, rows = step.bill, list[list[str | Text]]()
     console.print()
-    for line in _drawn_layer(b, console.width):
-        console.print(line)
-    tables.show_table(
-        console,
-        LINES,
-        [_line_cells(*one, float(b.step_s)) for one in zip(by_cost(b), labels(b), strict=True)],
-        ("how", "latency", "bytes", "each", "times"),
-    )
+    for drawn in _drawn_layer(b, console.width):
+        console.print(drawn)
+    for x, label in zip(by_cost(b), labels(b), strict=True):
+        name = Text(f"{x.item.axis} {x.item.what}", style=tables.SENT) if x.kind == "comm" else Text(label)
+        size, times = format_bytes(x.item.nbytes) if x.item.nbytes else "", map(format_seconds, (x.each_s, x.fixed_s, x.total_s))
+        rows.append([name, how_sent(x), size, f"{x.item.count:,.0f}", *times, f"{float(x.exposed_s) / float(b.step_s):.1%}"])
+    columns = ("line", "how", ">bytes", ">times", ">each", ">latency", ">total", ">share")
+    tables.show_table(console, columns, rows, ("how", "latency", "bytes", "each", "times"))
     alone = f"commtax expect --library {step.library.partition('@')[0]} prices one alone"
     whose = [f"collectives as {step.library} runs them (--library); {alone}"] if b.comm_s else []
     remarks = tuple(note for note in b.notes if note.code != tables.OWN_LIMITS)
@@ -147,14 +147,6 @@ def _drawn_layer(bill: StepBill, width: int) -> list[Sketch]:
     return [compute, comm, Sketch(f"one layer, {format_seconds(total - whole + exposed)}{drawn}{signs}{hidden}", style="dim")]
 
 
-def _line_cells(x: Line, label: str, step_s: float) -> tuple[str | Text, ...]:
-    item, sent = x.item, x.kind == "comm"
-    name = Text(f"{item.axis} {item.what}" if sent else label, style=tables.SENT if sent else "")
-    times = (format_seconds(s) for s in (x.each_s, x.fixed_s, x.total_s))
-    size = format_bytes(item.nbytes) if item.nbytes else ""
-    return (name, how_sent(x), size, f"{item.count:,.0f}", *times, f"{float(x.exposed_s) / step_s:.1%}")
-
-
 def how_sent(x: Line) -> str:
     """Return the operation of a line, and of a collective also its algorithm, link and group."""
     return f"{x.item.op}, {x.algorithm} over {x.link}, {int(x.item.ranks)} ranks" if x.kind == "comm" else x.item.op
@@ -175,8 +167,8 @@ def _rates(b: StepBill) -> str:
 
 
 def _show_trained(console: Console, step: ExplainedStep, measured_mfu: float | None) -> tables.Remarks:
-    """Show what would explain a measured MFU, taxes and where the time goes, and return what is left to remark."""
-    b = step.bill
+    """Show what would explain a measured MFU, taxes and where the time goes, and return the lesson's thresholds with the notes."""
+    b, t, remarks = step.bill, step.thresholds, list[str]()
     if measured_mfu is not None:
         _show_causes(console, b, measured_mfu)
     _show_taxes(console, b)
@@ -184,16 +176,31 @@ def _show_trained(console: Console, step: ExplainedStep, measured_mfu: float | N
     rows += [(f"{axis} communication, exposed", float(b.exposed_on(axis))) for axis in b.taxes]
     rows.append(("pipeline bubble", float(b.bubble_s)))
     tables.show_shares(console, "where the step goes", rows, float(b.step_s), digits=1)
-    return b.notes, (*_inequalities(step), f"MFU counts {b.mfu_definition}")
+    if t and t.dp_tokens:
+        what = "gathers and gradients" if b.question.plan.zero == 3 else "gradients"
+        side = "above" if t.local_tokens >= t.dp_tokens else "below"
+        least = f"from about {t.dp_tokens:,.0f} tokens per GPU and microbatch (rate / bandwidth)"
+        remarks.append(f"{what} fit in their window {least}; this one has {t.local_tokens:,.0f}: {side}")
+    if t and t.tp_tax:
+        remarks.append(f"tensor-parallel tax by (T-1)/3 x rate/(bandwidth x hidden): {t.tp_tax:.0%} of the forward pass")
+    return b.notes, (*remarks, f"MFU counts {b.mfu_definition}")
 
 
 def _show_taxes(console: Console, b: StepBill) -> None:
     """Show the lesson's table: axis, collective, buffer, how often, link, window, hidden or exposed."""
-    rows = [_tax_cells(x, b) for x in by_cost(b) if x.kind == "comm"]
+    rows = list[list[str | Text]]()
+    for x in (x for x in by_cost(b) if x.kind == "comm"):
+        sizes = (format_bytes(x.item.nbytes), f"{x.item.count:,.0f}", str(x.link), f"{x.item.ranks:,.0f}")
+        window = format_seconds(x.window_s) if b.runs_beside(x) and x.window_s else "none"
+        share, fate = float(x.hidden_s) / float(x.total_s) if x.hidden_s > 0 else 0.0, Text("exposed", style="red")
+        if share:
+            fate = Text(f"{share:.0%} hidden", style="green" if share > 0.5 else "")
+        times = format_seconds(x.total_s), window, format_seconds(x.exposed_s)
+        rows.append([Text(x.item.whole_axis, style=tables.SENT), f"{x.item.what} {x.item.op}", *sizes, *times, fate])
     if b.bubble_s:
-        sizes = ("", "", "", str(int(b.question.plan.pp)), "", "")
-        bubble = (f"bubble of {b.question.plan.schedule}", *sizes, format_seconds(b.bubble_s), Text("exposed", style="red"))
-        rows.append((Text("pp", style=tables.SENT), *bubble))
+        sizes = ("", "", "", str(int(b.question.plan.pp)))
+        bubble, took = f"bubble of {b.question.plan.schedule}", format_seconds(b.bubble_s)
+        rows.append([Text("pp", style=tables.SENT), bubble, *sizes, "", "", took, Text("exposed", style="red")])
     if not rows:
         tables.say(console, tables.NOTHING_SENT)
         return
@@ -201,42 +208,17 @@ def _show_taxes(console: Console, b: StepBill) -> None:
     tables.show_table(console, columns, rows, ("ranks", "times", "window", "buffer", "link", "takes"))
 
 
-def _tax_cells(x: Line, b: StepBill) -> tuple[str | Text, ...]:
-    item, axis = x.item, Text(x.item.whole_axis, style=tables.SENT)
-    window = format_seconds(x.window_s) if b.runs_beside(x) and x.window_s else "none"
-    sizes = (format_bytes(item.nbytes), f"{item.count:,.0f}", str(x.link), f"{item.ranks:,.0f}")
-    hidden, total = float(x.hidden_s), float(x.total_s)
-    fate = Text("exposed", style="red")
-    if hidden > 0:
-        fate = Text(f"{hidden / total:.0%} hidden", style="green" if hidden > total / 2 else "")
-    return (axis, f"{item.what} {item.op}", *sizes, format_seconds(x.total_s), window, format_seconds(x.exposed_s), fate)
-
-
-def _trained_totals(console: Console, step: ExplainedStep, num_tokens: float, beside: list[str]) -> None:
+def _trained_totals(console: Console, step: ExplainedStep, whole: str, sent: str, num_tokens: float, beside: list[str]) -> None:
     b = step.bill
     hours = f"{format_tokens(b.gpu_hours(num_tokens))} GPU-hours"
     days = f"; {format_tokens(num_tokens)} tokens take {format_duration(b.days(num_tokens) * DAY_S)}, {hours}" if num_tokens else ""
-    sent = f"exposed communication {format_seconds(b.exposed_comm_s)} ({b.comm_fraction:.1%})"
     terms = f"compute {format_seconds(b.compute_s)} + {sent} + bubble {format_seconds(b.bubble_s)} ({b.bubble_fraction:.1%})"
     rates = f"{b.tokens_per_s:,.0f} tokens/s ({b.tokens_per_s / b.num_gpus:,.0f} per GPU){days}"
-    whole = f"step {format_seconds(b.step_s)}{tables.range_80(b.low_s, b.high_s)}"
     tables.say(console, f"{whole} = {terms}; MFU {b.mfu:.1%}, HFU {b.hfu:.1%}; {'; '.join([rates, *beside])}")
     parts = ", ".join(f"{name} {format_bytes(getattr(b.memory, name))}" for name in HELD)
     size, fits = format_bytes(b.question.cluster.chip.visible_bytes), "fits" if step.memory.fits else "does not fit"
     memory = f"memory per rank {format_bytes(b.memory_bytes_per_rank)} of {size} ({fits}): {parts}"
     tables.say(console, memory, "" if step.memory.fits else "red")
-
-
-def _inequalities(step: ExplainedStep) -> Iterator[str]:
-    """Yield the lesson's two thresholds with this step's rate and links."""
-    t = step.thresholds
-    if t and t.dp_tokens:
-        what = "gathers and gradients" if step.bill.question.plan.zero == 3 else "gradients"
-        side = "above" if t.local_tokens >= t.dp_tokens else "below"
-        least = f"from about {t.dp_tokens:,.0f} tokens per GPU and microbatch (rate / bandwidth)"
-        yield f"{what} fit in their window {least}; this one has {t.local_tokens:,.0f}: {side}"
-    if t and t.tp_tax:
-        yield f"tensor-parallel tax by (T-1)/3 x rate/(bandwidth x hidden): {t.tp_tax:.0%} of the forward pass"
 
 
 def _show_causes(console: Console, b: StepBill, measured_mfu: float) -> None:
@@ -286,22 +268,22 @@ def bill_document(step: ExplainedStep, num_tokens: float = 0.0, measured_mfu: fl
     )
 
 
-def show_expectation(console: Console, e: Expectation, measured_s: float | None, nccl: Expectation | None = None) -> None:
-    """Show the verdict on a measurement, one line that a job's prolog can log, and where it differs what ``nccl`` alone would take.
-
-    The tests of NCCL measure the latter.
-    """
+def show_expectation(console: Console, e: Expectation, measured_s: float | None = None, nccl: Expectation | None = None) -> None:
+    """Show the verdict on a measurement in a line for a job's prolog, and what ``nccl``, which its tests measure, takes."""
     if measured_s is not None:
-        _show_measured(console, e, measured_s)
+        verdict, ratio = e.verdict(measured_s), measured_s / float(e.seconds)
+        if measured_s < float(e.low_s):
+            tables.notes(console, ["faster than the range: is the size, the group or the definition of bandwidth another one?"])
+        assumed = "; the range is assumed: calibrate with a host that is known to be good" if verdict == "undecided" else ""
+        why = "; no link here carries that" if measured_s < float(e.floor_s) else assumed
+        measured = f"measured {format_seconds(measured_s)}, {ratio:.2f} x the expected time"
+        tables.say(console, f"{verdict.upper()}: {measured}{why}", STYLES[verdict])
     profile = f"; profile {e.profile}" if e.profile else ""
     place = f"{e.cluster.key} ({plural(e.cluster.num_gpus, 'GPU')}; {e.link}, {e.algorithm})"
     times = f"{format_seconds(e.seconds)} ({format_seconds(e.low_s)} to {format_seconds(e.high_s)})"
     rates = f"algbw {format_rate(e.algbw_Bps)}, busbw {format_rate(e.busbw_Bps)}"
-    tables.say(
-        console,
-        f"{e.op} of {format_bytes(e.nbytes)} over {e.ranks} ranks of {place}: {times}, {rates}",
-        "" if measured_s is not None else tables.ANSWER,
-    )
+    sent = f"{e.op} of {format_bytes(e.nbytes)} over {e.ranks} ranks of {place}"
+    tables.say(console, f"{sent}: {times}, {rates}", tables.ANSWER if measured_s is None else "")
     parts = f"latency {format_seconds(e.latency_s)} + wire {format_seconds(e.wire_s)}"
     tables.say(console, f"  {parts}; {e.fabric.name}, {e.source}{profile}", "dim")
     if nccl and abs(float(nccl.seconds) / float(e.seconds) - 1) > ALIKE:
@@ -309,34 +291,16 @@ def show_expectation(console: Console, e: Expectation, measured_s: float | None,
         tables.say(console, f"  {nccl.fabric.name} alone, which is what nccl-tests measures: {figures}; --library nccl", "dim")
 
 
-STYLES = {"fail": "bold red", "undecided": "bold", "pass": "green"}  # of verdicts, the worst first
-
-
-def _show_measured(console: Console, e: Expectation, measured_s: float) -> None:
-    verdict, ratio = e.verdict(measured_s), measured_s / float(e.seconds)
-    if measured_s < float(e.low_s):
-        tables.notes(console, ["faster than the range: is the size, the group or the definition of bandwidth another one?"])
-    assumed = "; the range is assumed: calibrate with a host that is known to be good" if verdict == "undecided" else ""
-    why = "; no link here carries that" if measured_s < float(e.floor_s) else assumed
-    measured = f"measured {format_seconds(measured_s)}, {ratio:.2f} x the expected time"
-    tables.say(console, f"{verdict.upper()}: {measured}{why}", STYLES[verdict])
-
-
-PASSED = {"pass": True, "fail": False, "undecided": None}
-
-
-def expectation_document(e: Expectation, measured_s: float | None, _: Expectation | None = None) -> Record:
-    keys = ("measured_s", "verdict", "pass")
-    verdict = "" if measured_s is None else e.verdict(measured_s)
-    judged = (measured_s, verdict, PASSED[verdict]) if verdict else (LEFT_OUT,) * len(keys)
-    return record("expect", of=e, profile=e.profile or None, **dict(zip(keys, judged, strict=True)))
+def expectation_document(e: Expectation, measured_s: float | None = None, _: Expectation | None = None) -> Record:
+    judged: Record = dict.fromkeys(("measured_s", "verdict", "passed"), LEFT_OUT)
+    if measured_s is not None:
+        verdict = e.verdict(measured_s)
+        judged = {"measured_s": measured_s, "verdict": verdict, "passed": PASSED[verdict]}
+    return record("expect", of=e, profile=e.profile or None, **judged)
 
 
 def why_document(w: Why) -> Record:
-    """Return what ``bill --why LINE --json`` prints. Bytes, FLOPs and parts are of one launch.
-
-    Parts times ``times`` less ``hidden_s`` are ``exposed_s``.
-    """
+    """Return what ``bill --why --json`` prints, of one launch: its parts times ``times`` less ``hidden_s`` are ``exposed_s``."""
     e = w.explanation
     return document("why", w.bill.question, why=w, total_nbytes=e.nbytes * w.times, total_flops=e.flops * w.times)
 
@@ -353,14 +317,17 @@ def show_why(console: Console, w: Why) -> None:
     for text in _reason_lines(w):
         tables.say(console, text)
     tables.say_question(console, w.bill.question)
-    columns = ("seconds of one launch", "", ">alone", ">here", ">share")
-    tables.show_table(console, columns, [_part_cells(part, w) for part in w.explanation.parts], ("", "alone"))
+    rows = list[tuple[str, ...]]()
+    for part in w.explanation.parts:
+        alone, share = "" if part.alone_s is None else format_seconds(part.alone_s), part.seconds / w.each_s if w.each_s else None
+        rows.append((part.name, part.what, alone, format_seconds(part.seconds), "" if share is None else f"{share:.1%}"))
+    tables.show_table(console, ("seconds of one launch", "", ">alone", ">here", ">share"), rows, ("", "alone"))
     effects = w.explanation.effects
     sources = list(dict.fromkeys(e.source for e in effects if e.source))
     marks = [f"[{sources.index(e.source) + 1}]" if e.source else "" for e in effects]
     values = [format_seconds(e.value) if e.kind == "host" else f"{e.value:.4g}" for e in effects]
-    rows = [(e.name, value, e.on, e.mechanism, mark) for e, value, mark in zip(effects, values, marks, strict=True)]
-    if rows:
+    if effects:
+        rows = [(e.name, value, e.on, e.mechanism, mark) for e, value, mark in zip(effects, values, marks, strict=True)]
         tables.show_table(console, ("effect", ">value", "on", "mechanism", "source"), rows, ("source", "on"))
     cited = [f"[{number}] {source}" for number, source in enumerate(sources, start=1)]
     tables.notes(console, w.range.reasons, (*_derived_lines(w), _range_words(w), *cited))
@@ -421,13 +388,10 @@ def _moved_words(e: Explanation, times: float) -> str:
     return f"{format_bytes(e.nbytes * times)}{computed}"
 
 
-def _part_cells(part: TimePart, w: Why) -> tuple[str, ...]:
-    alone = format_seconds(part.alone_s) if part.alone_s is not None else ""
-    return part.name, part.what, alone, format_seconds(part.seconds), f"{part.seconds / w.each_s:.1%}" if w.each_s else ""
+def line_colours(b: StepBill) -> list[str]:
+    from commtax.report.answer_pages import COMPUTE, EXPOSED  # not for those who print
 
-
-def _line_name(x: Line) -> str:
-    return f"{x.item.axis} {x.item.what} {x.item.op}" if x.kind == "comm" else str(x.item.what)
+    return [EXPOSED if x.kind == "comm" else COMPUTE for x in by_cost(b)]
 
 
 MANNERS = {
@@ -436,17 +400,20 @@ MANNERS = {
         lambda b: bill_document(ExplainedStep(b)),
         lambda b: [record("bill-line", line=x) | {"kind": "communication" if x.kind == "comm" else x.kind} for x in by_cost(b)],
         bars(
-            lambda b: [(_line_name(x), float(x.exposed_s)) for x in by_cost(b)],
+            lambda b: [
+                (f"{x.item.axis} {x.item.what} {x.item.op}" if x.kind == "comm" else str(x.item.what), float(x.exposed_s))
+                for x in by_cost(b)
+            ],
             "s",
-            question_title,
-            lambda b: line_colours(x.kind == "comm" for x in by_cost(b)),
+            lambda b: question_title(b.question),
+            line_colours,
         ),
         lambda b: layer_drawing(ExplainedStep(b).layer),
     ),
     "Expectation": Manner[Expectation](
-        lambda console, e: show_expectation(console, e, None),
-        lambda e: expectation_document(e, None),
-        lambda e: [expectation_document(e, None)],
+        show_expectation,
+        expectation_document,
+        lambda e: [expectation_document(e)],
         bars(
             lambda e: [("latency", float(e.latency_s)), ("wire", float(e.wire_s))],
             "s",

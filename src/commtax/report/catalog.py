@@ -10,10 +10,18 @@ from commtax.cost.inventory import inventory, mtp_params, num_active_params, num
 from commtax.report.documents import Record, facts, record, to_object
 from commtax.report.drawing import Console, Text, telling
 from commtax.report.tables import notes, say, show_table
-from commtax.spec import ENGINE_PARTS, Attention, Chip, Citation, Cluster, DeltaNet, Engine, Link, Mixer, Mlp, Model, Plan
+from commtax.spec import ENGINE_PARTS, Attention, Chip, Citation, Cluster, DeltaNet, Engine, Link, Mlp, Model, Plan
 from commtax.units import format_bytes, format_rate, format_seconds, format_si, plural
 
 CatalogueEntry = Chip | Link | Cluster | Engine
+EXPENDABLE = ("heads", "KV heads", "hidden", "weights", "layers", "inside a host", "fp8 dense", "name", "kind", "$/hour", "longest")
+COLUMNS = {  # columns of each kind's table
+    "chips": ("chip", "name", ">memory", ">bandwidth", ">bf16 dense", ">fp8 dense", "inside a host", ">$/hour"),
+    "links": ("link", "name", "kind", ">one way", ">latency"),
+    "clusters": ("cluster", "name", ">GPUs", "chip", "inside", "between hosts"),
+    "models": ("model", ">parameters", ">active", ">layers", ">hidden", ">heads", ">KV heads", "weights", ">longest"),
+    "engines": ("engine", "name", "version", "phases"),
+}
 
 
 def show_catalog(console: Console, every: Mapping[str, Sequence[CatalogueEntry | Model]]) -> None:
@@ -35,18 +43,6 @@ def _row(x: CatalogueEntry | Model) -> tuple[str, ...]:
         shape = str(x.num_layers), str(x.hidden), str(a.num_heads), "latent" if a.latent else str(a.num_kv_heads)
         return x.key, f"{num_params(x):,.0f}", active, *shape, x.quant.named if x.quant else x.dtype, f"{x.max_len:,.0f}"
     return x.key, x.name, x.version, ", ".join(x.phases)
-
-
-COLUMNS = {
-    "chips": ("chip", "name", ">memory", ">bandwidth", ">bf16 dense", ">fp8 dense", "inside a host", ">$/hour"),
-    "links": ("link", "name", "kind", ">one way", ">latency"),
-    "clusters": ("cluster", "name", ">GPUs", "chip", "inside", "between hosts"),
-    "models": ("model", ">parameters", ">active", ">layers", ">hidden", ">heads", ">KV heads", "weights", ">longest"),
-    "engines": ("engine", "name", "version", "phases"),
-}
-"""Columns of each kind's table."""
-EXPENDABLE = ("heads", "KV heads", "hidden", "weights", "layers", "inside a host", "fp8 dense", "name", "kind", "$/hour", "longest")
-"""Those that a narrow screen can do without, the least important first."""
 
 
 def show_model(console: Console, m: Model, counts: Iterable[PublishedCount]) -> None:
@@ -118,21 +114,24 @@ def _kv_dtype(model: Model) -> str:
 
 def layer_kinds(model: Model) -> dict[str, int]:
     """Count the layers of each kind of mixer, and of each kind of what widens tokens."""
-    blocks = [model.blocks[i] for i in model.layers]
-    mixers = Counter(_mixer_kind(block.mixer) for block in blocks if block.mixer)
+    blocks, mixers = [model.blocks[i] for i in model.layers], Counter[str]()
+    for mixer in (block.mixer for block in blocks if block.mixer):
+        if not isinstance(mixer, Attention):
+            kind = "linear attention" if isinstance(mixer, DeltaNet) else "state space"
+        elif mixer.compressed and mixer.compressed.ratio:
+            kind = f"compressed attention ({mixer.compressed.ratio} to 1)"
+        elif mixer.compressed or mixer.window:
+            kind = "sliding attention"
+        else:
+            kind = "sparse attention" if mixer.indexer else "latent attention" if mixer.latent else "full attention"
+        mixers[kind] += 1
     layers = (block.ffn for block in blocks if block.ffn)
     experts = {True: "mixture of latent experts", False: "mixture of experts"}
     return dict(mixers) | dict(Counter("dense MLP" if isinstance(x, Mlp) else experts[bool(x.latent)] for x in layers))
 
 
-def _mixer_kind(mixer: Mixer) -> str:
-    if not isinstance(mixer, Attention):
-        return "linear attention" if isinstance(mixer, DeltaNet) else "state space"
-    if mixer.compressed:
-        return f"compressed attention ({mixer.compressed.ratio} to 1)" if mixer.compressed.ratio else "sliding attention"
-    if mixer.window:
-        return "sliding attention"
-    return "sparse attention" if mixer.indexer else "latent attention" if mixer.latent else "full attention"
+def _cite(source: Citation | None) -> str:
+    return ", ".join(part for part in (source.title, source.url, source.date) if part) if source else ""
 
 
 def show_entry(console: Console, entry: CatalogueEntry) -> None:
@@ -206,7 +205,3 @@ def _fact(name: str, value: object, whole: bool) -> str:
     if name.endswith("bytes"):
         return f"{format_si(value, 'B')} ({format_bytes(value)})"
     return format_seconds(value) if name.endswith("_s") else f"{value:,.6g}"
-
-
-def _cite(source: Citation | None) -> str:
-    return ", ".join(part for part in (source.title, source.url, source.date) if part) if source else ""

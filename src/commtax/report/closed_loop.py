@@ -26,9 +26,8 @@ from commtax.verbs.settling import describe_gpus
 if TYPE_CHECKING:
     from commtax.report.plots import Figure
 
-PARTS = table("report/words.toml")["closed_loop"]["parts"]
+PARTS = table("report/words.toml")["closed_loop"]["parts"]  # what TTFT is made of
 LITTLE = 0.15  # of a time or a difference: what is less is not worth a word
-"""What TTFT is made of."""
 Run = dict[str, float]  # all figures at one concurrency; no number (NaN, which documents tell as null) where there is none
 TOLD_FIRST = ("limit-missed", "limit-kept", "prefixes", "layout")  # notes that belong to the answer itself
 NO_TPOT = "TPOT – (one output token: there is no time between tokens)"
@@ -43,7 +42,6 @@ def holds_one(s: ClosedLoop) -> bool:
 
 
 def _too_long(s: ClosedLoop) -> list[str]:
-    """Return why servers would not start with the requested length."""
     return [note for note in s.notes if note.code == "too-long"]
 
 
@@ -73,9 +71,10 @@ def show_simulation(console: Console, s: ClosedLoop) -> None:
         show_unfit(console, s)
         return
     tables.say_limits(console, s.notes)
-    tpot, ttft = (
-        f"{name} {format_seconds(getattr(s, f))} ({ends_words(s, f)})" for name, f in (("TPOT", "tpot_s"), ("TTFT", "ttft_s"))
-    )
+    if np.ndim(s.requests.concurrency):
+        _show_loads(console, s)
+        return
+    tpot, ttft = (f"{f[:4].upper()} {format_seconds(getattr(s, f))} ({ends_words(s, f)})" for f in ("tpot_s", "ttft_s"))
     times = f"{tpot if s.requests.output_len > 1 else NO_TPOT}, {ttft}, E2E {format_seconds(s.e2e_s)}"
     rates = [f"{s.tokens_per_s:,.0f} output tokens/s", f"{s.requests_per_s:,.2f} requests/s"]
     rates += figure_table("run").words({"simulation": s})
@@ -98,7 +97,10 @@ def show_simulation(console: Console, s: ClosedLoop) -> None:
     _say_question(console, s)
     for name, (times_s, whole_s) in parts.items():
         tables.show_shares(console, f"part of {name}", times_s, whole_s)
-    remarks, details = _remarks(s, _mixture(s), *_handover_source(s))
+    handing, handed_by = s.question.engine, s.question.engine.sources.get("handover_s") if s.apart else None
+    handed = f"handing a request over takes {handing.key} {format_seconds(handing.host.handover_s)}"
+    handover = [f"{handed}: {handed_by.title} ({handed_by.url})"] if handed_by and handing.host.handover_s else []
+    remarks, details = _remarks(s, _mixture(s), *handover)
     fixed, large = tuple(fixed_time_notes(s)), s.question.engine.host.request_s > LITTLE * float(s.ttft_s)
     tables.notes(console, (*remarks, *(fixed if large else ())), (*details, *(() if large else fixed)))
 
@@ -112,18 +114,8 @@ def fixed_time_notes(s: ClosedLoop) -> list[str]:
     how = label.kind if label else "fitted on published runs" if engine.host.calibrated else "assumed"
     fixed = f"the server's fixed time per request, {format_seconds(engine.host.request_s)} of each TTFT, is {how} ({engine.key})"
     mixed = engine.host.of_mixtures and engine.host.mixture_request != 1 and engine.host.calibrated and not label
-    several = (
-        ": runs of mixtures of experts with several clients, which do not tell it from other waits; an idle server may take less"
-    )
-    return [fixed + several * mixed]
-
-
-def _handover_source(s: ClosedLoop) -> list[str]:
-    engine = s.question.engine
-    source = engine.sources.get("handover_s")
-    if not s.apart or not engine.host.handover_s or source is None:
-        return []
-    return [f"handing a request over takes {engine.key} {format_seconds(engine.host.handover_s)}: {source.title} ({source.url})"]
+    several = ": runs of mixtures of experts with several clients, which do not tell it from other waits; an idle server may take"
+    return [fixed + f"{several} less" * mixed]
 
 
 def saved_words(times: Mapping[str, tuple[float, float]], rate: str, rates: tuple[float, float]) -> str:
@@ -137,6 +129,11 @@ def saved_words(times: Mapping[str, tuple[float, float]], rate: str, rates: tupl
     return f"Cached prefixes: {', '.join([more, *saved])}"
 
 
+def saved_by_prefixes(s: ClosedLoop, plain: ClosedLoop) -> str:
+    times = {f[:4].upper(): (float(getattr(s, f)), float(getattr(plain, f))) for f in ("ttft_s", "tpot_s")}
+    return saved_words(times, "output tokens/s", (float(s.tokens_per_s), float(plain.tokens_per_s)))
+
+
 def _remarks(s: ClosedLoop, *details: str) -> tables.Remarks:
     """Return notes and details. What host times rest on changes how an answer is read only where they were not measured so."""
     sure = s.basis == "calibrated" and not s.question.engine.host.host_label
@@ -148,13 +145,9 @@ def ends_words(s: ClosedLoop, name: str) -> str:
     return " to ".join(format_seconds(end) for end in s.range_of(name))
 
 
-def show_simulations(console: Console, s: ClosedLoop) -> None:
+def _show_loads(console: Console, s: ClosedLoop) -> None:
     """Show the span from the first to the last in a sentence, then one line for each number of clients."""
-    if not holds_one(s):
-        show_unfit(console, s)
-        return
     runs = simulation_runs(s)
-    tables.say_limits(console, s.notes)
     first, last = runs[0], runs[-1]
     clients = f"From {first['concurrency']:,.0f} to {last['concurrency']:,.0f} clients"
     names = [name for name in ("tpot", "ttft") if math.isfinite(first[f"{name}_s"])]
@@ -180,7 +173,6 @@ def _say_question(console: Console, s: ClosedLoop) -> None:
 
 
 def _gpus(s: ClosedLoop) -> str:
-    """Return the GPUs in words, of both kinds of workers where there are two."""
     if s.apart is None:
         return describe_gpus(s.question.plan)
     copies = int(s.apart.copies) if np.ndim(s.apart.copies) == 0 else "enough"
@@ -214,13 +206,14 @@ def basis_words(s: ClosedLoop) -> str:
     if basis == "assumed":
         return "assumed, and so are the ranges"
     if engine.host.pooled and not engine.host.host_label:
-        return f"transferred from published runs{_unseen_words(tuple(dict.fromkeys(chain(*map(unseen_levels, s.settings)))))}"
+        return f"transferred from published runs{_unseen_words(s)}"
     where = " and ".join(engine.host.served_on)
     return f"transferred from published runs on {where}; ranges are wider, by those of the steps here"
 
 
-def _unseen_words(levels: tuple[str, ...]) -> str:
+def _unseen_words(s: ClosedLoop) -> str:
     """Return what no published run had, and what that does to the ranges."""
+    levels = tuple(dict.fromkeys(chain(*map(unseen_levels, s.settings))))
     named = {"engine": "this engine", "chip": "this chip", "dtype": "this number format", "family": "this family of models"}
     strange = [named[level] for level in levels if level in named]  # whoever asks is no publisher, which needs no words
     if not strange:
@@ -238,8 +231,8 @@ def simulation_runs(s: ClosedLoop) -> list[Run]:
     if np.all(np.asarray(s.requests.output_len) == 1):
         columns |= dict.fromkeys(("tpot_s", "tpot_low_s", "tpot_high_s", "mixed_share"))
     size = np.size(s.requests.concurrency)
-    wide = {name: np.broadcast_to(np.asarray(value, dtype=float), (size,)) for name, value in columns.items()}
-    return [{name: float(value[i]) for name, value in wide.items()} for i in range(size)]
+    wide = {name: np.broadcast_to(np.asarray(value, dtype=float), (size,)).tolist() for name, value in columns.items()}
+    return [dict(zip(wide, row, strict=True)) for row in zip(*wide.values(), strict=True)]
 
 
 def simulation_document(s: ClosedLoop, judged: Sequence[JudgedLimit] = ()) -> Record:
@@ -273,16 +266,14 @@ def _workers(s: ClosedLoop) -> Record:
     }
 
 
-def _show_all(console: Console, s: ClosedLoop) -> None:
-    (show_simulations if np.ndim(s.requests.concurrency) else show_simulation)(console, s)
-
-
 def _plot(s: ClosedLoop, path: Path | None) -> "Figure":
     from commtax.report.plots import plot_latencies  # not for those who print
 
-    return plot_latencies(simulation_runs(s), question_title(s), path)
+    return plot_latencies(simulation_runs(s), question_title(s.question), path)
 
 
 MANNERS = {
-    "ClosedLoop": Manner[ClosedLoop](_show_all, simulation_document, lambda s: [dict(run) for run in simulation_runs(s)], _plot),
+    "ClosedLoop": Manner[ClosedLoop](
+        show_simulation, simulation_document, lambda s: [dict(run) for run in simulation_runs(s)], _plot
+    ),
 }

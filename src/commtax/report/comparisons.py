@@ -29,46 +29,48 @@ MOST_LINES = 4  # break-evens that are told at first
 LABELS = table("report/words.toml")["swept"] | {str(axis.name): axis.title for axis in PARALLEL.values()}
 SWEPT = ("step_s", "compute_s", "exposed_comm_s", "comm_fraction", "tokens_per_s")
 PROMPTED = ("prompt_tokens_per_s", "ttft_s")
+PRICED = ("step_s", "low_s", "high_s", "compute_s", "exposed_comm_s", "comm_fraction")
+# Axes whose communication a served step tells apart; a training step has five taxes
 APART: list[str] = table("report/words.toml")["apart"]
-"""Axes whose communication a served step tells apart; a training step has five taxes."""
 
 
-AXES = {"sequences": "global batch"}
 SHARED = "The global batch, sequences of the step over all replicas, is alike for all plans; batch is the share of each replica"
 PER_STEP = {"decode": " in a decode step", "prefill": " in a step of prompts"}  # what is compared of a server
+AXES = {"sequences": "global batch"}
+FIGURES = {  # what each row tells; the first is drawn
+    "StepBill": ("step_s", "low_s", "high_s", "compute_s", "exposed_comm_s", "comm_fraction", "tokens_per_s"),
+    "Traffic": ("sent_bytes_per_rank",),
+    "ClosedLoop": ("ttft_s", "tpot_s", "e2e_s", "tokens_per_s", "requests_per_s"),
+    "Expectation": ("seconds", "low_s", "high_s", "busbw_Bps"),
+}
+EXPENDABLE = ("compute", "requests/s", "high", "low", "exposed comm", "e2e")  # columns, the least important first
+UNITS: dict[str, Callable[[float], str]] = {  # how figures are written, by the ends of their names
+    "_s": format_seconds,
+    "seconds": format_seconds,
+    "_rank": format_bytes,
+    "nbytes": format_bytes,
+    "_Bps": format_rate,
+}
 
 
 def _prefills(compared: Comparison) -> bool:
     return any(row.bill is not None and row.bill.question.phase == "prefill" for row in compared.rows)
 
 
-def _floats(b: StepBill, *names: str) -> Record:
-    return {name: float(getattr(b, name)) for name in names}
-
-
 def comparison_rows(compared: Comparison) -> list[Record]:
     """Return one flat record a cell, its figures null where it has none: communication by axis, in training all five taxes."""
-    apart = (
-        ("mfu", *(f"{axis}_tax_s" for axis in TAXES), "binding")
-        if compared.question.trains
-        else tuple(f"{a}_comm_s" for a in APART)
-    )
-    unpriced = dict.fromkeys((*SWEPT, *apart, "fits", *(PROMPTED if _prefills(compared) else ())))
-    return [
-        dict(zip(compared.axes, row.at, strict=True))
-        | (_swept(row.bill) if row.bill else unpriced)
-        | ({"breakeven_overlap": compared.breakeven_overlap(row)} if "link" in compared.axes else {})
-        | {"refused": row.refused}
-        for row in compared.rows
-    ]
-
-
-def _swept(b: StepBill) -> Record:
-    if not b.question.trains:
-        prompted = PROMPTED if b.question.phase == "prefill" else ()
-        return _floats(b, *SWEPT, *prompted) | {f"{axis}_comm_s": float(b.exposed_on(axis)) for axis in APART} | {"fits": fits(b)}
-    taxes = {f"{axis}_tax_s": float(tax) for axis, tax in b.taxes.items()}
-    return _floats(b, *SWEPT, "mfu") | {**taxes, "binding": b.binding, "fits": bool(fits(b))}
+    trains, rows = compared.question.trains, list[Record]()
+    swept = (*SWEPT, *([] if trains or not _prefills(compared) else PROMPTED), *(["mfu"] if trains else []))
+    apart = (*(f"{axis}_tax_s" for axis in TAXES), "binding") if trains else tuple(f"{a}_comm_s" for a in APART)
+    for row in compared.rows:
+        figures, b = dict.fromkeys((*swept, *apart, "fits"), None) | Record(), row.bill
+        if b is not None:
+            parts = {f"{axis}_tax_s": float(tax) for axis, tax in b.taxes.items()} | {"binding": b.binding} if trains else {}
+            served = {} if trains else {f"{axis}_comm_s": float(b.exposed_on(axis)) for axis in APART}
+            figures = {**{name: float(getattr(b, name)) for name in swept}, **parts, **served, "fits": bool(fits(b))}
+        hidden = {"breakeven_overlap": compared.breakeven_overlap(row)} if "link" in compared.axes else {}
+        rows.append({**dict(zip(compared.axes, row.at, strict=True)), **figures, **hidden, "refused": row.refused})
+    return rows
 
 
 def draft_remarks(bills: Iterable[StepBill | None]) -> list[str]:
@@ -177,20 +179,6 @@ def plot_comparison(compared: Comparison, path: Path | None) -> "plots.Figure":
     return picture(path, draw, (8, 8))
 
 
-PRICED = ("step_s", "low_s", "high_s", "compute_s", "exposed_comm_s", "comm_fraction")
-
-
-def _record(row: PlanRow) -> Record:
-    """Return one flat record a cell, its figures null where it has none."""
-    figures: Record = dict.fromkeys((*PRICED, "tokens_per_s", "tokens_per_s_per_gpu", "fits", "prompt_tokens_per_s", "ttft_s"))
-    if row.bill is not None:
-        rates = {"tokens_per_s": row.tokens_per_s, "tokens_per_s_per_gpu": row.tokens_per_s / row.gpus}
-        if row.prompt_tokens_per_s:
-            figures |= {"prompt_tokens_per_s": row.prompt_tokens_per_s, "ttft_s": float(row.bill.ttft_s)}
-        figures |= _floats(row.bill, *PRICED) | rates | {"fits": row.fits}
-    return facts(row, "plan", "link", "sequences", "batch", "gpus") | figures | {"refused": row.refused}
-
-
 def plans_document(compared: PlanTable) -> Record:
     flips = list[Record]()
     for f in compared.break_evens:
@@ -213,7 +201,17 @@ def _remarks(compared: PlanTable) -> list[str]:
 
 
 def plan_rows(compared: PlanTable) -> list[Record]:
-    return [_record(row) for row in compared.rows]
+    """Return one flat record a cell, its figures null where it has none."""
+    rows = list[Record]()
+    for row in compared.rows:
+        figures: Record = dict.fromkeys((*PRICED, "tokens_per_s", "tokens_per_s_per_gpu", "fits", "prompt_tokens_per_s", "ttft_s"))
+        if row.bill is not None:
+            rates = {"tokens_per_s": row.tokens_per_s, "tokens_per_s_per_gpu": row.tokens_per_s / row.gpus, "fits": row.fits}
+            figures |= {name: float(getattr(row.bill, name)) for name in PRICED} | rates
+            if row.prompt_tokens_per_s:
+                figures |= {"prompt_tokens_per_s": row.prompt_tokens_per_s, "ttft_s": float(row.bill.ttft_s)}
+        rows.append(facts(row, "plan", "link", "sequences", "batch", "gpus") | figures | {"refused": row.refused})
+    return rows
 
 
 def show_plans(console: Console, compared: PlanTable) -> None:
@@ -227,11 +225,7 @@ def show_plans(console: Console, compared: PlanTable) -> None:
         say(console, f"One step is compared, {STEP_WITHOUT[compared.phase]}; {whole} whole requests. {SHARED}.")
     _say_flips(console, compared)
     q = compared.question
-    say(
-        console,
-        f"{model_words(q.model)} on {q.cluster.key}, {q.engine.key}@{q.engine.version}, {q.phase}, context {compared.context:,}",
-        "dim",
-    )
+    say(console, f"{model_words(q.model)} on {q.cluster.key}, {engine_name(q)}, {q.phase}, context {compared.context:,}", "dim")
     table, prefill = figure_table("compared"), compared.phase == "prefill"
     priced: dict[str, list[object]] = {
         "batch": [row.batch if row.bill else None for row in compared.rows],
@@ -299,18 +293,17 @@ def _mark(row: PlanRow | ServedPlan, compared: PlanTable) -> Text:
 def _say_flips(console: Console, compared: PlanTable) -> None:
     if compared.phase == "train":
         return
-    within = ratio_error(compared.question)
+    within, wish = ratio_error(compared.question), telling(console)
     lines = [flip_words(f, within) for f in compared.break_evens if any(f.sure(within))]
     if not lines:
         order = "changes the order of these plans" + f" by more than {within:.0%}" * bool(compared.break_evens)
         say(console, f"break-even: no global batch up to 1,024, length or bandwidth (1/256 to 256 times) {order}")
-    wish = telling(console)
-    most = len(lines) if wish.details else MOST_LINES
-    for line in lines[:most]:
+    shown = lines if wish.details else lines[:MOST_LINES]
+    for line in shown:
         say(console, f"break-even by {line}")
-    if len(lines) > most:
+    if rest := len(lines) - len(shown):
         more = f" with {wish.further}" if wish.further else ""
-        say(console, f"… and {plural(len(lines) - most, 'more break-even')}{more}", "dim")
+        say(console, f"… and {plural(rest, 'more break-even')}{more}", "dim")
 
 
 def flip_words(f: BreakEven, within: float = 0.0) -> str:
@@ -368,11 +361,8 @@ def _heat_maps(console: Console, compared: PlanTable) -> None:
         rows: list[list[str | Text]] = [[name, *(_heat(cells[c].get(name), best[c]) for c in drawn.columns)] for name in plans]
         show_table(console, (drawn.title, *(f">{c}" for c in drawn.columns)), rows)
     if maps:
-        say(
-            console,
-            f"{rate_name(compared)}; ████ within 5% of the column's best, ▓▓▓ 80%, ▒▒ half, ░ less, – does not fit, · not legal",
-            "dim",
-        )
+        legend = "████ within 5% of the column's best, ▓▓▓ 80%, ▒▒ half, ░ less, – does not fit, · not legal"
+        say(console, f"{rate_name(compared)}; {legend}", "dim")
 
 
 def rate_name(compared: PlanTable) -> str:
@@ -415,27 +405,7 @@ def plot_plans(compared: PlanTable, path: Path | None) -> "plots.Figure":
     return picture(path, draw, (6.5 * len(maps), 1.5 + 0.6 * len(compared.values("plan"))))
 
 
-FIGURES = {
-    "StepBill": ("step_s", "low_s", "high_s", "compute_s", "exposed_comm_s", "comm_fraction", "tokens_per_s"),
-    "Traffic": ("sent_bytes_per_rank",),
-    "ClosedLoop": ("ttft_s", "tpot_s", "e2e_s", "tokens_per_s", "requests_per_s"),
-    "Expectation": ("seconds", "low_s", "high_s", "busbw_Bps"),
-}
-"""What each row tells; the first is drawn."""
-EXPENDABLE = ("compute", "requests/s", "high", "low", "exposed comm", "e2e")
-"""Columns that a narrow screen can do without, the least important first."""
-UNITS: dict[str, Callable[[float], str]] = {
-    "_s": format_seconds,
-    "seconds": format_seconds,
-    "_rank": format_bytes,
-    "nbytes": format_bytes,
-    "_Bps": format_rate,
-}
-"""How figures are written, by the ends of their names."""
-
-
 def _axes(answer: object) -> Record:
-    """Return the sizes that are arrays, by the names of the options."""
     if (q := getattr(answer, "question", None)) is None:
         sizes: Record = {"nbytes": getattr(answer, "nbytes", 0)}
     else:
@@ -457,27 +427,13 @@ def grid_rows(answer: object) -> list[Record]:
     return [dict(zip(columns, row, strict=True)) for row in zip(*(column.ravel().tolist() for column in wide), strict=True)]
 
 
-def grid_document(answer: object) -> Record:
-    return {"schema": "commtax.grid/1", "rows": grid_rows(answer)}
-
-
 def show_grid(console: Console, answer: object) -> None:
     rows = grid_rows(answer)
     if (q := getattr(answer, "question", None)) is not None:
         say(console, f"{model_words(q.model)} on {q.cluster.key}, {engine_name(q)}, {q.phase}: {len(rows):,} questions", "bold")
-    columns = [f">{_name(name)}" for name in rows[0] if name != "legal"]
-    show_table(
-        console, columns, [[_cell(name, value) for name, value in row.items() if name != "legal"] for row in rows], EXPENDABLE
-    )
-
-
-def _name(figure: str) -> str:
-    """Write a figure's name in words.
-
-    >>> _name("tokens_per_s"), _name("exposed_comm_s")
-    ('tokens/s', 'exposed comm')
-    """
-    return figure.replace("_per_s", "/s").removesuffix("_s").replace("_", " ")
+    names = [name for name in rows[0] if name != "legal"]  # tokens_per_s is told as tokens/s, exposed_comm_s as exposed comm
+    columns = [f">{name.replace('_per_s', '/s').removesuffix('_s').replace('_', ' ')}" for name in names]
+    show_table(console, columns, [[_cell(name, row[name]) for name in names] for row in rows], EXPENDABLE)
 
 
 def _cell(name: str, value: object) -> str:
@@ -501,12 +457,8 @@ def plot_grid(answer: object, path: Path | None) -> "plots.Figure":
         for index, (key, points) in enumerate(lines.items()):
             label = ", ".join(f"{name} {value}" for name, value in zip(axes[1:], key, strict=True))
             axis.plot(*(np.array([p[name] for p in points]) for name in (axes[0], figure)), **style(index, label=label))
-        axis.set(
-            xlabel=axes[0].replace("_", " "),
-            ylabel=figure.removesuffix("_s").replace("_", " ") + ", s" * figure.endswith("_s"),
-            xscale="log",
-            yscale="log",
-        )
+        x, y = axes[0].replace("_", " "), figure.removesuffix("_s").replace("_", " ") + ", s" * figure.endswith("_s")
+        axis.set(xlabel=x, ylabel=y, xscale="log", yscale="log")
         axis.grid(True, alpha=0.3)
         axis.set_title(no_formula(type(answer).__name__), loc="left", fontsize=10)
         if len(axes) > 1:
@@ -519,4 +471,4 @@ MANNERS = {
     "Comparison": Manner[Comparison](show_comparison, comparison_document, comparison_rows, plot_comparison),
     "PlanTable": Manner[PlanTable](show_plans, plans_document, plan_rows, plot_plans),
 }
-GRID = Manner[object](show_grid, grid_document, grid_rows, plot_grid)
+GRID = Manner[object](show_grid, lambda answer: {"schema": "commtax.grid/1", "rows": grid_rows(answer)}, grid_rows, plot_grid)

@@ -1,7 +1,4 @@
-"""Answers as JSON documents: ``documents.toml`` says of every key where its value is and how it is told, so that no name decides.
-
-A document is a plain record, made by ``record``; records of answers stand in it as they are, and ``to_json`` makes JSON of all.
-"""
+"""Answers as JSON documents: ``documents.toml`` says of every key where its value is and how it is told."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -18,12 +15,12 @@ from commtax.redaction import redact
 from commtax.spec import SIZES
 
 Value = int | float | str | None
-Record = dict[str, object]
-"""What is written as a JSON object, a document or a row of one: whoever made it knows its values, and nobody reads them back."""
+Record = dict[str, object]  # what is written as a JSON object, a document or a row of one: nobody reads its values back
 LEFT_OUT = object()  # a value that its document does not have this time
 Way = Callable[[object], object]
 
 
+# How a value is told
 WAYS: dict[str, Way] = {
     "": lambda value: value,
     "whole": lambda value: round(value) if isinstance(value, float) and isfinite(value) else value,
@@ -31,7 +28,6 @@ WAYS: dict[str, Way] = {
     "or null": lambda value: value or None,
     "if there": lambda value: LEFT_OUT if value is None else value,
 }
-"""How a value is told."""
 
 
 @lru_cache(maxsize=1)
@@ -42,7 +38,6 @@ def _mappings() -> Mapping[str, Mapping[str, str]]:
 
 @lru_cache(maxsize=64)
 def _mapping(name: str) -> dict[str, tuple[str, Way]]:
-    """Return the keys of a record in their order, with the path to each value and how it is told."""
     keys = dict(_mappings()[name])
     base = _mapping(keys.pop("+")) if "+" in keys else {}
     parts = {key: text.partition(", ") for key, text in keys.items()}

@@ -23,9 +23,12 @@ if TYPE_CHECKING:
 BETWEEN = 2  # columns
 WIDE_TEXT = 36  # columns from which on text is no name, and may fold to many lines
 SHORT = 16  # columns of a name that is folded only where it must
+# Lines that a name may fold to, and columns that long text is content with: first generously, then where else is no room
 MOST_LINES, ENOUGH = (2, 3), (WIDE_TEXT, 24)
-"""Lines that a name may fold to, and columns that long text is content with: first generously, then where else is no room."""
 EXCEPTIONS = 10  # of so many names one may fold to a line more than the others, which leaves them room for another column
+Choice = tuple[tuple[int, ...], tuple[int, ...]]  # the columns that are shown, by their numbers, and their widths
+FURTHER, NOTED = 4, 2  # columns that a sentence is indented by from its second line on, and where it has a mark or is indented
+MOST_NAMES = 2  # columns of text that head a record
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +53,6 @@ class Needs:
     def lines(self, width: int) -> list[int]:
         """Count the lines that each cell takes."""
         return [count_lines(words, width) for words in self.cells]
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The columns that are shown, by their numbers, and their widths."""
-
-    kept: tuple[int, ...]
-    widths: tuple[int, ...]
-
-
-FURTHER, NOTED = 4, 2
-"""Columns that a sentence is indented by from its second line on; one that has a mark or is itself indented by fewer."""
-MOST_NAMES = 2  # columns of text that head a record
 
 
 class Console(Protocol):
@@ -165,27 +155,25 @@ class DrawnTable:
         choice = choose(columns, [not name.startswith(">") for name in self.columns], order, width)
         title = Text(self.title, "bold").lines(width) if self.title else []
         if choice is None:
-            return [
-                *title,
-                *(line for row, shown in zip(self.rows, cells, strict=True) for line in self._record(row, shown, width)),
-            ]
+            records = (self._record(row, shown, width) for row, shown in zip(self.rows, cells, strict=True))
+            return [*title, *(line for one in records for line in one)]
         head = [] if not any(self.names) else list(self._across(choice, self.names, ["dim"] * len(self.names), top=False))
         body = [line for row, shown in zip(self.rows, cells, strict=True) for line in self._across(choice, shown, _styles(row))]
-        missing = [name for i, name in enumerate(self.names) if i not in choice.kept and name]
+        missing = [name for i, name in enumerate(self.names) if i not in choice[0] and name]
         if not missing:
             return [*title, *head, *body]
         ways = f"; {self.wider}" if self.wider else ""
         left_out = Text(f"  not shown at {width} columns: {', '.join(dict.fromkeys(missing))}{ways}", "dim")
         return [*title, *head, *body, *left_out.lines(width)]
 
-    def _across(self, choice: Choice, cells: Sequence[str], styles: Sequence[str], top: bool = True) -> Iterator[Text]:
+    def _across(self, choice: "Choice", cells: Sequence[str], styles: Sequence[str], top: bool = True) -> Iterator[Text]:
         """Yield a row in as many lines as its cells fold to. Names stand right above the first."""
-        folded = [fold(cells[i], width) for i, width in zip(choice.kept, choice.widths, strict=True)]
+        folded = [fold(cells[i], width) for i, width in zip(*choice, strict=True)]
         height = max(map(len, folded))
         tall = [[*lines, *[""] * (height - len(lines))] if top else [*[""] * (height - len(lines)), *lines] for lines in folded]
         for parts in zip(*tall, strict=True):
             line = Text()
-            for i, width, part in zip(choice.kept, choice.widths, parts, strict=True):
+            for i, width, part in zip(*choice, parts, strict=True):
                 space = " " * (width - width_of(part))
                 before, after = (space, "") if self.columns[i].startswith(">") else ("", space)
                 line.append(before).append(part, styles[i]).append(after + " " * BETWEEN)
@@ -196,7 +184,6 @@ class DrawnTable:
             yield line
 
     def _record(self, row: Sequence[str | Text], cells: Sequence[str], width: int) -> Iterator[Text]:
-        """Yield a row as a short record: its name, then every figure after what it is."""
         numbers = [i for i, name in enumerate(self.columns) if name.startswith(">")]
         first = min(numbers[0] if numbers else 1, MOST_NAMES)  # column behind the name
         pairs = [f"{name} {cell}".strip() for name, cell in zip(self.names[first:], cells[first:], strict=True) if cell.strip()]
@@ -229,10 +216,7 @@ def _packed(pairs: Sequence[str], width: int) -> Iterator[str]:
 
 
 class Pipe:
-    """A console that leads into a file or another program. ``rich`` makes the one that draws what is none of ours.
-
-    Sentences are whole there, for those who search them, unless somebody said how wide it is (``folds``).
-    """
+    """A console that leads into a file or a program, where sentences are whole unless somebody said how wide it is (``folds``)."""
 
     def __init__(self, width: int, rich: Callable[[int], Console], telling: Telling, folds: bool = False) -> None:
         self.width, self._rich, self.telling, self._folds = width, rich, telling, folds
@@ -241,34 +225,32 @@ class Pipe:
         if any(not isinstance(one, Text | DrawnTable) for one in objects):
             self._rich(self.width).print(*objects, soft_wrap=soft_wrap)
             return
-        lines = [line for one in objects for line in self._lines(one, bool(soft_wrap))] or [""]
+        lines = list[str]()
+        for one in objects:
+            if isinstance(one, DrawnTable) or (self._folds and not soft_wrap and isinstance(one, Text)):
+                lines += [str(line) for line in one.lines(self.width)]
+            else:
+                lines.append(escape_controls(str(one)).rstrip())
         try:
-            sys.stdout.write("".join(f"{line}\n" for line in lines))
+            sys.stdout.write("".join(f"{line}\n" for line in lines or [""]))
         except BrokenPipeError:
             raise BrokenPipeError from None  # without its number: click would exit with 1, which is an answer of ours
 
-    def _lines(self, shown: object, whole: bool) -> list[str]:
-        if isinstance(shown, DrawnTable) or (self._folds and not whole and isinstance(shown, Text)):
-            return [str(line) for line in shown.lines(self.width)]
-        return [escape_controls(str(shown)).rstrip()]
 
-
-def choose(
-    columns: Sequence[Sequence[str]], folds: Sequence[bool], expendable: Sequence[Sequence[int]], width: int
-) -> Choice | None:
-    """Choose columns (a name and cells each) that fit. ``expendable`` ones may go, the first first, some only together."""
+def choose(columns: Sequence[Sequence[str]], folds: Sequence[bool], spare: Sequence[Sequence[int]], width: int) -> Choice | None:
+    """Choose columns (a name and cells each) that fit. ``spare`` ones may go, the first first, some only together."""
     whole = [max(map(width_of, cells)) for cells in columns]
     if _total(whole) <= width:
-        return Choice(tuple(range(len(columns))), tuple(whole))
+        return tuple(range(len(columns))), tuple(whole)
     needs = [Needs.of(name, cells, fold) for (name, *cells), fold in zip(columns, folds, strict=True)]
-    needed = [i for i in range(len(columns)) if not any(i in some for some in expendable)]
+    needed = [i for i in range(len(columns)) if not any(i in some for some in spare)]
     for at in range(len(MOST_LINES)):
         if _total([needs[i].by_lines[at] for i in needed]) <= width:
             kept = needed
-            for more in reversed(expendable):
+            for more in reversed(spare):
                 if _total([needs[i].by_lines[at] for i in (*kept, *more)]) <= width:
                     kept = sorted((*kept, *more))
-            return Choice(tuple(kept), _spread([needs[i] for i in kept], at, width))
+            return tuple(kept), _spread([needs[i] for i in kept], at, width)
     return None
 
 
@@ -311,8 +293,8 @@ def _least_gain(need: Needs, width: int, left: int, rows: Mapping[int, Sequence[
     return high if high < most else 0
 
 
+# Signs that take one column each
 _LETTERS = re.compile("[ -~\u00a1-\u00ac\u00ae-\u02ff\u2010-\u2027\u2030-\u205e\u2190-\u22ff\u2500-\u259f\u25c6]*")
-"""Signs that take one column each."""
 _GLUE = "\0"  # a space that no line ends at
 _UNITS = (
     *("ns", "µs", "us", "ms", "s", "minutes?", "hours?", "days?", "years?", "%", "x", "±"),

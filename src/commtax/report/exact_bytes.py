@@ -17,13 +17,12 @@ from commtax.verbs.settling import describe_gpus
 from commtax.verbs.train_fitting import TrainFit
 from commtax.words import flags
 
+# What engines count in the share of memory that they are given, if not all
 SHARED = {"static": ", for weights and caches", "free": " that weights and activations leave"}
-"""What engines count in the share of memory that they are given, if not all."""
-PLAIN_LINES = (
+PLAIN_LINES = (  # what is told where an engine's log says nothing of memory
     "weights {weights_gib:.2f} GiB, KV cache {kv_gib:.2f} GiB: {kv_tokens:,} tokens{spread}",
     "room for {concurrency:.2f} requests of {max_model_len:,} tokens{ranks}",
 )
-"""What is told where an engine's log says nothing of memory."""
 
 
 def show_traffic(console: Console, sent: Traffic) -> None:
@@ -34,29 +33,21 @@ def show_traffic(console: Console, sent: Traffic) -> None:
         link = f"{line.link} (crosses hosts)" if line.crosses_hosts else line.link
         sizes = (format_bytes(item.nbytes), f"{item.ranks:g}", f"{item.count:,.0f}", format_bytes(item.sent_bytes_per_rank))
         rows.append((item.axis, item.what, item.op, *sizes, link, item.note))
-    tables.say(console, _sum_line(sent) if rows else tables.NOTHING_SENT, tables.ANSWER)
-    tables.say_question(console, sent.question, _trained_step(sent) if sent.question.trains else tables.served_step(sent.question))
+    q, total, stages = sent.question, format_bytes(sent.sent_bytes_per_rank), int(sent.question.plan.pp)
+    times = f"{sum(line.item.count for line in sent.lines):,.0f} operations"
+    whole = f"One step: {times}; each rank sends at least {total}."
+    if stages > 1:  # ranks of different stages issue different lines
+        fullest = "Each line shows a rank of the fullest stage that issues it (embedding: the first, head and loss: the last)."
+        path = f"One microbatch through all {stages} stages: {times}, {total} sent by the ranks along its path."
+        whole = fullest if q.trains else path
+    tables.say(console, whole if rows else tables.NOTHING_SENT, tables.ANSWER)
+    batch = f"global batch of {plural(q.batch * q.plan.dp, 'sequence')} of {q.context:,.0f} tokens"
+    kinds = f"{plural(q.plan.microbatches, 'microbatch')} per replica, ZeRO {q.plan.zero}, recompute {q.plan.recompute}"
+    tables.say_question(console, q, f"train: {batch}, {kinds}" if q.trains else tables.served_step(q))
     if rows:
         columns = ("axis", "what", "collective", ">tensor", ">ranks", ">times", ">sent per rank", "link", "note")
         tables.show_table(console, *tables.drop_empty_columns(columns, rows), ("note", "ranks", "link", "tensor"))
     tables.notes(console, sent.notes)
-
-
-def _sum_line(sent: Traffic) -> str:
-    """Return what the lines add up to, and for which ranks, since those of different stages issue different lines."""
-    times = f"{sum(line.item.count for line in sent.lines):,.0f}"
-    total, stages = format_bytes(sent.sent_bytes_per_rank), int(sent.question.plan.pp)
-    if sent.question.trains and stages > 1:
-        return "Each line shows a rank of the fullest stage that issues it (embedding: the first, head and loss: the last)."
-    if stages > 1:
-        return f"One microbatch through all {stages} stages: {times} operations, {total} sent by the ranks along its path."
-    return f"One step: {times} operations; each rank sends at least {total}."
-
-
-def _trained_step(sent: Traffic) -> str:
-    q, plan = sent.question, sent.question.plan
-    batch = f"global batch of {plural(q.batch * plan.dp, 'sequence')} of {q.context:,.0f} tokens"
-    return f"train: {batch}, {plural(plan.microbatches, 'microbatch')} per replica, ZeRO {plan.zero}, recompute {plan.recompute}"
 
 
 def traffic_document(sent: Traffic) -> Record:
@@ -66,8 +57,12 @@ def traffic_document(sent: Traffic) -> Record:
 def show_fit(console: Console, judged: Fit | TrainFit) -> None:
     """Show the verdict, what is missing or left, then what a rank holds."""
     tables.say(console, fit_words(judged), "bold green" if judged.fits else "bold red")
-    if not judged.trains and (adapters := adapter_words(judged)):
-        tables.say(console, adapters)
+    if not judged.trains and (plain := without_adapters(judged)):  # what LoRA adapters take, and what that costs in KV tokens
+        plan, fewer = judged.question.plan, plain.kv_tokens - judged.kv_tokens
+        takes = f"{plural(plan.max_loras, 'LoRA adapter')} of rank {plan.lora_rank} take{'s' * (plan.max_loras == 1)}"
+        share = f" (-{fewer / plain.kv_tokens:.1%})" if plain.kv_tokens else ""
+        size = format_bytes(judged.weights_bytes - plain.weights_bytes)
+        tables.say(console, f"{takes} {size} per GPU: {fewer:,} fewer KV tokens{share}")
     if not judged.fits:
         tables.say(console, f"{lack_sentence(judged)}.", style="red")
         would = "fit" if judged.trains or not judged.holds_one else "start"
@@ -75,7 +70,9 @@ def show_fit(console: Console, judged: Fit | TrainFit) -> None:
             tables.say(console, f"  It would {'also ' * (i > 0)}{would} with {advice}.")
         if not judged.trains and not judged.advice:
             tables.say(console, "  Nothing that was tried fits: use more GPUs or a smaller model.")
-    remarks = _show_training(console, judged) if judged.trains else _show_serving(console, judged)
+    remarks = _show_serving(console, judged) if not judged.trains else ()
+    if judged.trains:
+        _show_training(console, judged)
     tables.notes(console, (*judged.question.notes, *remarks))
 
 
@@ -87,17 +84,6 @@ def fit_words(judged: Fit | TrainFit) -> str:
     if not judged.trains and judged.chosen:
         chosen = "the smallest plan that fits is " if judged.fits else "the closest plan is "
     return f"{model} on {tables.cluster_words(q)}{':' if judged.fits else ';'} {chosen}{describe_gpus(q.plan)}"
-
-
-def adapter_words(judged: Fit) -> str:
-    """Return what LoRA adapters take, and what that costs in KV tokens, or "" where there are none."""
-    plain, plan = without_adapters(judged), judged.question.plan
-    if plain is None:
-        return ""
-    takes = f"{plural(plan.max_loras, 'LoRA adapter')} of rank {plan.lora_rank} take{'s' * (plan.max_loras == 1)}"
-    fewer = plain.kv_tokens - judged.kv_tokens
-    share = f" (-{fewer / plain.kv_tokens:.1%})" if plain.kv_tokens else ""
-    return f"{takes} {format_bytes(judged.weights_bytes - plain.weights_bytes)} per GPU: {fewer:,} fewer KV tokens{share}"
 
 
 def lack_sentence(judged: Fit | TrainFit) -> str:
@@ -195,7 +181,7 @@ def _warnings(judged: Fit) -> Iterator[str]:
         yield "layers with and without a window share the blocks in equal groups: a token costs as if all stored it, a request less"
 
 
-def _show_training(console: Console, judged: TrainFit) -> tuple[str, ...]:
+def _show_training(console: Console, judged: TrainFit) -> None:
     q, plan = judged.question, judged.question.plan
     kinds = f"{plan.schedule}, ZeRO {plan.zero}, recompute {plan.recompute}"
     sharded = f"sequence parallel {'on' if plan.sequence_parallel else 'off'}"
@@ -203,7 +189,6 @@ def _show_training(console: Console, judged: TrainFit) -> tuple[str, ...]:
     tables.say(console, f"microbatch {q.micro_batch} x {length}, {plan.microbatches} per step, {kinds}, {sharded}", "dim")
     parts = (*_trained_parts(judged), ("total", float(judged.memory.total), ""))
     _show_parts(console, f"{format_bytes(judged.budget_bytes)} usable, stage 1 of {plan.pp}", judged, parts)
-    return ()
 
 
 def _trained_parts(judged: TrainFit) -> Iterator[tuple[str, float, str]]:
@@ -240,20 +225,17 @@ def roomier_record(roomier: Fit, judged: Fit) -> Record:
     return record("fit-roomier", then=roomier, add=flags(changed_limits(roomier, judged)), costs=limit_costs(roomier, judged))
 
 
-def resident_rows(judged: Fit | TrainFit) -> list[Record]:
-    """Return what a rank holds, part by part, as rows of a table."""
-    whole = judged.question.cluster.chip.visible_bytes
-    return [{"part": name, "nbytes": size, "share": size / whole, "note": note} for name, size, note in resident_parts(judged)]
-
-
 FITS = Manner[Fit | TrainFit](
     show_fit,
     fit_document,
-    resident_rows,
+    lambda judged: [
+        {"part": name, "nbytes": size, "share": size / judged.question.cluster.chip.visible_bytes, "note": note}
+        for name, size, note in resident_parts(judged)
+    ],
     bars(
         lambda judged: [(name, size) for name, size, _ in resident_parts(judged)],
         "bytes",
-        lambda judged: f"{question_title(judged)}: held per rank",
+        lambda judged: f"{question_title(judged.question)}: held per rank",
     ),
 )
 MANNERS = {
@@ -266,7 +248,7 @@ MANNERS = {
         bars(
             lambda sent: [(f"{x.item.axis} {x.item.what} {x.item.op}", float(x.item.sent_bytes_per_rank)) for x in sent.lines],
             "bytes",
-            lambda sent: f"{question_title(sent)}: sent per rank and step",
+            lambda sent: f"{question_title(sent.question)}: sent per rank and step",
         ),
     ),
 }

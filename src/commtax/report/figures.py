@@ -19,6 +19,7 @@ def million(usd: float | None) -> str:
     return "" if usd is None else f"{usd:,.2f}" if usd >= 0.1 else f"{usd:.2g}"
 
 
+# How a terminal writes a figure of each unit, from its value and digits, and what stands for none
 UNITS: Mapping[str, tuple[Callable[..., str], str]] = {
     "seconds": (lambda value, _: format_seconds(value), "–"),
     "days": (lambda value, _: format_duration(value * DAY_S), "–"),
@@ -34,9 +35,7 @@ UNITS: Mapping[str, tuple[Callable[..., str], str]] = {
     "yes": (lambda value, _: "yes" if value else "no", ""),
     "text": (lambda value, _: str(value), ""),
 }
-"""How a terminal writes a figure of each unit, from its value and digits, and what stands for none."""
-PAGE_UNITS = {"mean": "count", "odds": "share", "growth": "share", "money": "usd"}
-"""Units that the page writes as others."""
+PAGE_UNITS = {"mean": "count", "odds": "share", "growth": "share", "money": "usd"}  # units that the page writes as others
 NONE: Mapping[str, Sequence[object]] = {}
 RANGE = ".range"  # behind a key: the 80% range of that figure
 
@@ -62,7 +61,6 @@ class AnswerFigure:
 
     @property
     def heading(self) -> str:
-        """The name of its column on a terminal: numbers are right-aligned."""
         return ("" if self.unit in ("text", "yes") else ">") + (self.column or self.title or self.name)
 
     def write(self, value: object) -> str:
@@ -93,7 +91,6 @@ class FigureTable:
         return replace(one, **{"none": one.none if self.none is None else self.none, **self.but.get(key, {})})
 
     def heading(self, key: str) -> str:
-        """Return the name of a column on a terminal."""
         if not key.endswith(RANGE):
             return self.figure(key).heading
         return ">80% range" if self.figure(key.removesuffix(RANGE)).unit == "seconds" else ">range"
@@ -105,10 +102,10 @@ class FigureTable:
         columns = {key: ready.get(key) or [self._value(key, row) for row in rows] for key in self.columns if key not in left_out}
         return {self.heading(key): list(map(self.figure(key.removesuffix(RANGE)).write, x)) for key, x in columns.items()}
 
-    def show(self, console: Console, rows: Sequence[Mapping[str, object]], title: str = "") -> None:
+    def show(self, console: Console, rows: Sequence[Mapping[str, object]]) -> None:
         """Show the rows as a table."""
         cells = ([self.figure(key.removesuffix(RANGE)).write(self._value(key, row)) for key in self.columns] for row in rows)
-        show_table(console, list(map(self.heading, self.columns)), cells, self.spare_headings(), title)  # headings may be alike
+        show_table(console, list(map(self.heading, self.columns)), cells, self.spare_headings())  # headings may be alike
 
     def words(self, parts: Record) -> list[str]:
         """Return the figures as parts of a sentence, those that have a value."""

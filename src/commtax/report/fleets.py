@@ -42,7 +42,10 @@ def show_fleets(console: Console, a: FleetPlans) -> None:
         for line in fleet_reasons(a):
             say(console, f"  {line}")
     else:
-        say(console, _nothing_words(a), "bold red")
+        takes, slow = words("would-take", remedies=list(a.would_take)) if a.would_take else "", any(x.slow for x in a.rejected)
+        why = "meets the limits: they are below what a request takes with no load" if slow else "fits in memory"
+        near = f"meets the limits. The nearest, {gpu_words(a.near[0])}, {obstacle(a.near[0])}" if a.near else why
+        say(console, f"No plan {near}.{takes}", "bold red")
     q, where = a.question, " or ".join(name_and_gpus(other.cluster) for other in a.questions)
     limits, spare = limit_words(q, limit_name), [f"{q.goal.growth:.0%} headroom"] if q.goal.growth else []
     on = [f"with {', '.join(named)}"] if (named := [text for _, text in techniques_on(q)]) else []
@@ -59,14 +62,10 @@ def show_fleets(console: Console, a: FleetPlans) -> None:
 
 def fleet_sentence(a: FleetPlans) -> str:
     """Return which fleet to run."""
-    return f"{fleet_role(a)}: {placed_words(a, a.plans[a.recommended])}."
-
-
-def fleet_role(a: FleetPlans) -> str:
-    """Return whether the recommended fleet is also the best."""
-    ahead = a.plans[: a.recommended]
+    ahead, chosen = a.plans[: a.recommended], a.plans[a.recommended]
     codes = [code for trial in ahead for code in _unchecked(trial)]
-    return role_words(all(map(_unchecked, ahead)) and not (codes and _unchecked(a.plans[a.recommended])), codes)
+    role = role_words(all(map(_unchecked, ahead)) and not (codes and _unchecked(chosen)), codes)
+    return f"{role}: {placed_words(a, chosen)}."
 
 
 def fleet_reasons(a: FleetPlans) -> Iterator[str]:
@@ -74,10 +73,8 @@ def fleet_reasons(a: FleetPlans) -> Iterator[str]:
     best, q = a.plans[a.recommended], a.plans[a.recommended].layout.question
     names = dict.fromkeys((*(name for name, _ in q.goal.slo), *SHOWN))
     times = [f"{limit_name(name)} {format_seconds(best.figures[name])}{_range(best, name)}" for name in list(names)[:3]]
-    sure = (
-        f"; {percent(best.kept)} likely to meet {'each' if len(q.goal.slo) > 1 else 'the'} limit" if best.kept is not None else ""
-    )
-    yield ", ".join(times) + sure
+    which = "each limit" if len(q.goal.slo) > 1 else "the limit"
+    yield ", ".join(times) + (f"; {percent(best.kept)} likely to meet {which}" if best.kept is not None else "")
     yield from (_against_words(best, code) for code in _unchecked(best))
     used = f"{q.offered.request_rate:g} requests/s is {q.offered.request_rate / best.capacity:.0%} of capacity"
     grows = f"the rate can grow by {best.growth:.0%} before {'a limit is exceeded' if q.goal.slo else 'it may be overloaded'}"
@@ -93,12 +90,16 @@ def fleet_reasons(a: FleetPlans) -> Iterator[str]:
             lacks = words("fleet-safer", fleet=placed_words(a, safer), against=_against_words(safer, safer.late[0]))
         yield words("fleet-close", edge=edge, cause=_edge_words(best), safer=lacks)
     yield from _beaten_by(a)
-    yield from _other_clusters(a)
+    here = a.plans[a.recommended].layout.question.cluster.key
+    for key in dict.fromkeys(q.cluster.key for q in a.questions if q.cluster.key != here):
+        if there := [trial for trial in a.plans if trial.layout.question.cluster.key == key]:
+            one = there[recommended_place(there)]
+            usd = f": {format_money(one.money.usd_per_hour)} per hour" if one.money.usd_per_hour else ""
+            yield f"the same on {key} takes {gpu_words(one)}{usd}"
     yield from _dollars(a)
 
 
 def _edge_words(trial: Trial) -> str:
-    """Return what happens to a fleet that is not clear of its limits."""
     longer = longest_step(trial)
     crowded = overloaded(trial.layout.question.offered.request_rate, trial.capacity, longer)
     return f"steps {longer - 1:.0%} longer, within the 80% range, would {'overload it' if crowded else 'miss a limit'}"
@@ -122,16 +123,6 @@ def _beaten_by(a: FleetPlans) -> Iterator[str]:
             grows = f", and the rate may grow by {best.growth:.0%}" if best.growth >= 0 else ""
             doubt = doubt_words(a.question, best.layout.apart != chosen.layout.apart)
             yield words("doubted", lead=f"{lead}{gain}{grows}", doubt=doubt)
-
-
-def _other_clusters(a: FleetPlans) -> Iterator[str]:
-    """Yield what would be recommended on each of the other clusters, and what it costs."""
-    here = a.plans[a.recommended].layout.question.cluster.key
-    for key in dict.fromkeys(q.cluster.key for q in a.questions if q.cluster.key != here):
-        if there := [trial for trial in a.plans if trial.layout.question.cluster.key == key]:
-            one = there[recommended_place(there)]
-            usd = f": {format_money(one.money.usd_per_hour)} per hour" if one.money.usd_per_hour else ""
-            yield f"the same on {key} takes {gpu_words(one)}{usd}"
 
 
 def _unchecked(trial: Trial) -> list[str]:
@@ -161,15 +152,11 @@ def _dollars(a: FleetPlans) -> Iterator[str]:
     full = f", ${million(m.full_usd_per_million_tokens)} at {format_figure(best.full_rate)} requests/s, {limited}"
     cost = f"{plural(m.gpus, 'GPU')} cost{'s' * (m.gpus == 1)} {fleet_cost_words(m)}"
     yield f"{cost}: {at_rate}{full if m.full_usd_per_million_tokens else ''}"
-    other = min([trial for trial in a.plans if not _unchecked(trial)] or a.plans, key=_full_load_usd)
-    if _full_load_usd(other) * (1 + margin(a.question)) < _full_load_usd(best):  # less than that is not known
-        usd = f"${million(_full_load_usd(other))} per million at {format_figure(other.full_rate)} requests/s"
+    able = [trial for trial in a.plans if not _unchecked(trial)] or a.plans
+    full_usd, _, other = min((trial.money.full_usd_per_million_tokens or inf, i, trial) for i, trial in enumerate(able))
+    if full_usd * (1 + margin(a.question)) < (m.full_usd_per_million_tokens or inf):  # less than that is not known
+        usd = f"${million(full_usd)} per million at {format_figure(other.full_rate)} requests/s"
         yield f"at full load {placed_words(a, other)} would cost less: {usd}"
-
-
-def _full_load_usd(trial: Trial) -> float:
-    """Return dollars a million tokens at full load, infinitely many where they are unknown."""
-    return trial.money.full_usd_per_million_tokens or inf
 
 
 def gpu_words(trial: Trial) -> str:
@@ -196,15 +183,6 @@ def _show_ranking(console: Console, a: FleetPlans, rows: tuple[Trial, ...]) -> N
     ranges = [f"{limit_name(name)} range" for name in reversed(limits)]
     spare = shown.spare_headings()
     show_ranked(console, columns, [t.gpus for t in rows], [*spare[:2], *ranges, *spare[2:]])
-
-
-def _nothing_words(a: FleetPlans) -> str:
-    takes = words("would-take", remedies=list(a.would_take)) if a.would_take else ""
-    if not a.near:
-        slow = any(lost.slow for lost in a.rejected)
-        why = "meets the limits: they are below what a request takes with no load" if slow else "fits in memory"
-        return f"No plan {why}.{takes}"
-    return f"No plan meets the limits. The nearest, {gpu_words(a.near[0])}, {obstacle(a.near[0])}.{takes}"
 
 
 def _notes(a: FleetPlans) -> Remarks:

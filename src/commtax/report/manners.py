@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from commtax.records import dataclass
 from commtax.report.documents import Record
@@ -45,22 +45,9 @@ def bars(
     return plot
 
 
-class HasQuestion(Protocol):
-    @property
-    def question(self) -> Question: ...
-
-
-def question_title(answer: HasQuestion) -> str:
+def question_title(q: Question) -> str:
     """Return what an answer is about: the model, the cluster and the plan."""
-    q = answer.question
     return f"{q.model.key} on {q.cluster.key}: {describe_gpus(q.plan)}"
-
-
-def line_colours(sent: Iterable[bool]) -> list[str]:
-    """Return the colour of each line of a bill, by whether it is communication."""
-    from commtax.report.answer_pages import COMPUTE, EXPOSED  # not for those who print
-
-    return [EXPOSED if comm else COMPUTE for comm in sent]
 
 
 def layer_drawing(layer: LayerTimeline) -> str:

@@ -15,18 +15,16 @@ OTHER = dict(zip(COUNTED, ("--cost-of total counts input too", "--cost-of output
 
 def price_notes(put: Sequence[Question]) -> list[Note]:
     """Return the price of a GPU-hour on each cluster and its source, or the option that sets it where none is known."""
-    missing = ",".join(f"{q.goal.usd_per_gpu_hour or 2.5:g}" for q in put)
-    return list(dict.fromkeys(_price_note(q, missing) for q in put))
-
-
-def _price_note(q: Question, missing: str) -> Note:
-    price, chip = q.goal.usd_per_gpu_hour, q.cluster.chip
-    if not price:
-        return words("price-unknown", chip=chip.key, missing=missing)
-    catalogued = chip.sources.get("usd_per_gpu_hour") if price == chip.usd_per_gpu_hour else None
-    source = words("price-catalogued", date=str(catalogued.date)) if catalogued else "as given"
-    cents = f"{price:,.2f}" if price == round(price, 2) else f"{price:,g}"
-    return words("price", chip=chip.key, usd=cents, source=source)
+    missing, notes = ",".join(f"{q.goal.usd_per_gpu_hour or 2.5:g}" for q in put), list[Note]()
+    for price, chip in ((q.goal.usd_per_gpu_hour, q.cluster.chip) for q in put):
+        if not price:
+            notes.append(words("price-unknown", chip=chip.key, missing=missing))
+            continue
+        catalogued = chip.sources.get("usd_per_gpu_hour") if price == chip.usd_per_gpu_hour else None
+        source = words("price-catalogued", date=str(catalogued.date)) if catalogued else "as given"
+        cents = f"{price:,.2f}" if price == round(price, 2) else f"{price:,g}"
+        notes.append(words("price", chip=chip.key, usd=cents, source=source))
+    return list(dict.fromkeys(notes))
 
 
 def counted_note(q: Question) -> str:

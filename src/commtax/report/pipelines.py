@@ -25,10 +25,8 @@ if TYPE_CHECKING:
     from commtax.report.plots import Figure
 
 KINDS = table("report/words.toml")["pipeline"]
-NAMES, MOST_ROWS = 9, 64
-"""Signs of a rank's name, and lines of a grid: one too long for the screen goes on below, while there are fewer."""
-MAX_SVG_BOXES = 40_000
-MOST_BOXES = 8_000  # of a picture in a file, and on the page
+NAMES, MOST_ROWS = 9, 64  # signs of a rank's name, and lines of a grid: a long one goes on below, while there are fewer
+MAX_SVG_BOXES, MOST_BOXES = 40_000, 8_000  # of a picture in a file, and on the page
 
 
 def show_pipeline(console: Console, ran: PipelineRun) -> None:
@@ -54,10 +52,7 @@ def show_pipeline(console: Console, ran: PipelineRun) -> None:
         show_table(console, ("bubble", ">idle per rank", ">over total", ">over ideal"), rows)
         if closed is None:
             notes(console, ["no closed form for these times: counted only"])
-    notes(console, remarks, () if derived else [BY_ALGEBRA])
-
-
-BY_ALGEBRA = "the bubble by its closed form"
+    notes(console, remarks, () if derived else ["the bubble by its closed form"])
 
 
 def _grid(console: Console, t: Timeline) -> None:
@@ -115,19 +110,13 @@ def pipeline_document(ran: PipelineRun) -> Record:
 
 def pipeline_rows(ran: PipelineRun) -> list[Record]:
     """Return one row for each pass of a microbatch on a rank, in words."""
-    t, words = ran.timeline, {kind: name for kind, (_, name, *_) in KINDS.items()}
-    columns = zip(t.lane, t.kind, np.asarray(t.number), t.start_s, t.end_s, strict=True)
-    return [
-        {"rank": t.lanes[lane], "pass": words[t.kinds[kind]], "microbatch": number, "start": start, "end": end}
-        for lane, kind, number, start, end in columns
-    ]
+    t, names = ran.timeline, ("rank", "pass", "microbatch", "start", "end")
+    passes = ([t.lanes[i] for i in t.lane], [KINDS[t.kinds[i]][1] for i in t.kind], np.asarray(t.number), t.start_s, t.end_s)
+    return [dict(zip(names, row, strict=True)) for row in zip(*passes, strict=True)]
 
 
 def to_svg(t: Timeline, ground: str = "white") -> str:
-    """Draw the timeline as boxes to scale, kinds differing in hue and in the letter that each box shows.
-
-    On no ground text has the colour of what is around it.
-    """
+    """Draw the timeline as boxes to scale, kinds differing in hue and letter. On no ground text has the colour around it."""
     if len(t.lane) > MAX_SVG_BOXES:
         raise Refusal(f"svg: {len(t.lane):,} boxes are more than the {MAX_SVG_BOXES:,} that are drawn; use --chrome-trace")
     wide, high, left = 1200.0, 26, 70
@@ -187,10 +176,8 @@ def plot_pipeline(ran: PipelineRun, path: Path | None) -> Figure:
             mine = [i for i in range(len(t.lane)) if int(t.kind[i]) == code]
             _, label, _, colour = KINDS[kind]
             left, width = [float(t.start_s[i]) for i in mine], [float(t.end_s[i] - t.start_s[i]) for i in mine]
-            if mine:
-                axes.barh(
-                    [int(t.lane[i]) for i in mine], width, left=left, color=colour, label=label, edgecolor="white", linewidth=0.4
-                )
+            if lanes := [int(t.lane[i]) for i in mine]:
+                axes.barh(lanes, width, left=left, color=colour, label=label, edgecolor="white", linewidth=0.4)
         axes.set_yticks(range(len(t.lanes)), t.lanes, fontsize=8)
         axes.invert_yaxis()
         axes.set_xlabel("time units")

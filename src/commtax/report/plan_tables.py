@@ -25,6 +25,7 @@ from commtax.words import words
 
 MARK, OTHER_MARK = "◆", "◇"  # of the recommended plan, in tables and in the picture of the front
 NEAREST = 5  # plans that are shown where none is good
+CODED = ("mode", "dtype", "exchange", "sure_ttft_s", "sure_tpot_s")  # columns that no table shows: codes, and times with a margin
 
 
 def rows_to_show(rows: ColumnTable, top: int, recommended: int | None) -> list[int]:
@@ -43,12 +44,7 @@ def places(listed: Sequence[int], recommended: int | None, elsewhere: Sequence[i
 
 
 def show_ranked(
-    console: Console,
-    columns: Mapping[str, Sequence[str]],
-    gpus: Sequence[int],
-    expendable: Sequence[str],
-    there: int = 0,
-    aim: str = "",
+    console: Console, columns: Mapping[str, Sequence[str]], gpus: Sequence[int], spare: Sequence[str], there: int = 0, aim: str = ""
 ) -> None:
     """Show plans under a line that says what their order and the mark mean, and how many GPUs they use where most use all."""
     usual = there if 2 * gpus.count(there) >= len(gpus) else gpus[0] if len(set(gpus)) == 1 and not there else 0
@@ -71,7 +67,7 @@ def show_ranked(
     if sentence:
         console.print()
         say(console, f"{sentence[0].upper()}{sentence[1:]}:", "dim")
-    show_table(console, list(shown), zip(*shown.values(), strict=True), expendable, apart=not sentence)
+    show_table(console, list(shown), zip(*shown.values(), strict=True), spare, apart=not sentence)
 
 
 def behind_notes(
@@ -162,10 +158,6 @@ def gpus_of(listed: Sequence[tuple[ServingPlans, ServingColumns, int]]) -> list[
     return [int(rows.gpus[i]) for _, rows, i in listed]
 
 
-CODED = ("mode", "dtype", "exchange", "sure_ttft_s", "sure_tpot_s")
-"""Columns of a search that no table shows: codes, and times with a margin that limits were held against."""
-
-
 def served_rows(a: ServingPlans) -> list[Record]:
     """Return every good plan, best first. Ranges and dollars per month are in the document."""
     rows, q, usd = a.plans, a.question, a.usd_per_million_tokens(a.plans)
@@ -188,15 +180,11 @@ def served_rows(a: ServingPlans) -> list[Record]:
 def trained_rows(a: TrainPlans) -> list[Record]:
     """Return every plan that fits, fastest first."""
     rows = a.plans
-    return [
-        {
-            "plan": a.gpu_words(rows, i),
-            "recommended": i == a.recommended,
-            "kind": a.kind_words(rows, i),
-            **record("plan-training-sizes", row=RowValues(rows, i)),
-        }
-        for i in range(len(rows))
-    ]
+    made = list[Record]()
+    for i in range(len(rows)):
+        head = {"plan": a.gpu_words(rows, i), "recommended": i == a.recommended, "kind": a.kind_words(rows, i)}
+        made.append(head | record("plan-training-sizes", row=RowValues(rows, i)))
+    return made
 
 
 def show_training_plans(console: Console, a: TrainPlans, top: int) -> Remarks:

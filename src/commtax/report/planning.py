@@ -42,12 +42,20 @@ from commtax.verbs.loads import lengths_note
 from commtax.verbs.settling import link_notes
 from commtax.words import inside, opening, words
 
+DEFINITION = (
+    "TTFT and TPOT are means over the requests of a closed loop: "
+    "each client sends its next request when its previous one is answered"
+)
 WIDTH, HEIGHT, EDGE = 60, 10, 10  # signs of the picture at most, and of the figures at its left
 HEAD = "Pareto front: tokens/s per GPU (upwards) against tokens/s per user (to the right)"
 
 
 Plans = ServingPlans | TrainPlans
 Rows = TypeVar("Rows", ServingColumns, TrainColumns)
+MOST = {"throughput": "most tokens/s", "cost": "cheapest"}  # what the point that counts nothing but the objective is called
+GAIN = {"throughput": "its tokens/s", "latency": "its speed", "cost": "its tokens/s per GPU", "gpus": "its answer per GPU"}
+LEAD = {"throughput": "has {:.0%} more tokens/s", "latency": "is {:.0%} faster", "cost": "has {:.0%} more tokens per dollar"}
+ALIKE = 1.005  # a ratio below which two plans are told as equal
 WANTED = {"throughput": "most tokens/s", "latency": "shortest requests", "cost": "fewest dollars per token", "gpus": "fewest GPUs"}
 
 
@@ -133,12 +141,6 @@ def limit_words(q: Question, names: Callable[[str], str] = reasons.TITLES.__geti
     return [*limits, f"{each}at least {percent(q.goal.confidence)} likely to be met"] if limits else []
 
 
-DEFINITION = (
-    "TTFT and TPOT are means over the requests of a closed loop: "
-    "each client sends its next request when its previous one is answered"
-)
-
-
 def _show_ranking(console: Console, a: ServingPlans, rows: ServingColumns, top: int) -> None:
     chosen, q, shown = a.recommended if rows is a.plans else None, a.question, figure_table("serving")
     first = plan_tables.rows_to_show(rows, top, chosen)
@@ -184,11 +186,19 @@ def shorten_rejected(rejected: Iterable[Rejected]) -> list[Rejected]:
 
 def plans_document(a: Plans, top: int, pasted: StandingPlan | None = None) -> Record:
     """Return what ``plan --json`` prints, of either phase. ``pasted`` is where the pasted plan stands, null without one."""
-    standing = _standing_record(a, pasted) if pasted else None
+    standing: Record | None = None
+    if pasted and isinstance(rows := pasted.rows, TrainColumns):
+        standing = record("plan-training-sizes", row=plan_tables.RowValues(rows, 0)) if len(rows) else {}
+    elif pasted and isinstance(a, ServingPlans) and isinstance(rows, ServingColumns):
+        standing = plan_tables.served_row(a, rows, 0) if len(rows) else {}
+    if pasted and standing is not None:
+        standing |= {"plan": pasted.plan, "rank": pasted.rank or None, "reason": pasted.reason, "remark": pasted.remark}
     if a.trains:
         rankings = _rankings(a, a.plans, a.near, partial(plan_tables.trained_row, a), top)
         return document("plan-trained", a.question, **rankings, pasted=standing)
     row, front = partial(plan_tables.served_row, a), zip(a.front.tokens_per_s_per_gpu, a.front.tokens_per_s_per_user, strict=True)
+    points = ((p, row(p.plans, p.recommended), row(p.plans, 0)) for p in a.places)
+    places = [{"place": p.name, "when": p.when, "recommended": chosen, "best": best} for p, chosen, best in points]
     roomier: Record | None = None  # the engine limits that make room where memory binds, and the plan recommended with them
     if more := a.roomier:
         room = roomier_record(recommended_fit(more), recommended_fit(a))
@@ -198,9 +208,7 @@ def plans_document(a: Plans, top: int, pasted: StandingPlan | None = None) -> Re
         a.question,
         **_rankings(a, a.plans, a.near, row, top),
         definition=DEFINITION,
-        places=[
-            {"place": p.name, "when": p.when, "recommended": row(p.plans, p.recommended), "best": row(p.plans, 0)} for p in a.places
-        ],
+        places=places,
         front=[{"tokens_per_s_per_gpu": float(g), "tokens_per_s_per_user": float(u)} for g, u in front],
         pasted=standing,
         roomier=roomier,
@@ -219,15 +227,6 @@ def _rankings(a: Plans, plans: Rows, near: Rows, row: Callable[[Rows, int], Reco
     }
 
 
-def _standing_record(a: Plans, pasted: StandingPlan) -> Record:
-    rows, figures = pasted.rows, Record()
-    if isinstance(rows, TrainColumns):
-        figures = record("plan-training-sizes", row=plan_tables.RowValues(rows, 0)) if len(rows) else {}
-    elif isinstance(a, ServingPlans):
-        figures = plan_tables.served_row(a, rows, 0) if len(rows) else {}
-    return {**figures, "plan": pasted.plan, "rank": pasted.rank or None, "reason": pasted.reason, "remark": pasted.remark}
-
-
 def drawn_front(a: ServingPlans, room: int) -> list[Sketch]:
     """Draw the Pareto front: what a user gets (across) against what a GPU gives (up)."""
     width = min(WIDTH, room - EDGE)
@@ -243,7 +242,10 @@ def drawn_front(a: ServingPlans, room: int) -> list[Sketch]:
 
     for column, row in map(place, x, y):
         grid[row][column] = "•"
-    marked = _marked(a)
+    marked = {plan_tables.MARK: ("the recommended plan", a.plans, a.recommended)}  # or the operating points by their first letters
+    if a.places:
+        named = [(point_name(a, point), point) for point in a.places]
+        marked = {name[0].upper(): (name, point.plans, point.recommended) for name, point in named}
     for sign, (_, rows, i) in marked.items():
         column, row = place(rows.tokens_per_s_per_user[i], rows.tokens_per_s_per_gpu[i])
         if 0 <= row < HEIGHT and 0 <= column < width:
@@ -257,14 +259,6 @@ def drawn_front(a: ServingPlans, room: int) -> list[Sketch]:
     return lines
 
 
-def _marked(a: ServingPlans) -> dict[str, tuple[str, ServingColumns, int]]:
-    """Return points with a sign each: the recommended plan, or the operating points by their first letters."""
-    if not a.places:
-        return {plan_tables.MARK: ("the recommended plan", a.plans, a.recommended)}
-    named = [(point_name(a, point), point) for point in a.places]
-    return {name[0].upper(): (name, point.plans, point.recommended) for name, point in named}
-
-
 def show_engines(console: Console, answers: Sequence[TrainPlans], _top: int) -> None:
     """Show which engine, with which plan, and by how much, then each engine's best plan in a row."""
     q, able = answers[0].question, fastest_first(answers)
@@ -275,7 +269,8 @@ def show_engines(console: Console, answers: Sequence[TrainPlans], _top: int) -> 
         for other in able[1:]:
             theirs, plan = other.step_of(other.plans, other.recommended), other.whole_words(other.plans, other.recommended)
             sure = "" if float(ours.high_s) < float(theirs.low_s) else "; their 80% ranges overlap: measure both"
-            say(console, f"  {_rate(best) / _rate(other) - 1:.1%} more tokens/s than {_engine_key(other)}, {plan}{sure}")
+            ahead = best.tokens_per_s(best.plans, best.recommended) / other.tokens_per_s(other.plans, other.recommended) - 1
+            say(console, f"  {ahead:.1%} more tokens/s than {_engine_key(other)}, {plan}{sure}")
     for answer in answers:
         if not len(answer.plans):
             say(console, f"{_engine_key(answer)}: no plan fits in memory.", "bold red")
@@ -291,7 +286,7 @@ def show_engines(console: Console, answers: Sequence[TrainPlans], _top: int) -> 
 
 def fastest_first(answers: Sequence[TrainPlans]) -> list[TrainPlans]:
     """Sort answers that have a plan by the speed of the recommended one."""
-    return sorted((a for a in answers if len(a.plans)), key=_rate, reverse=True)
+    return sorted((a for a in answers if len(a.plans)), key=lambda a: a.tokens_per_s(a.plans, a.recommended), reverse=True)
 
 
 def engines_document(answers: Sequence[TrainPlans], top: int) -> Record:
@@ -304,15 +299,8 @@ def engines_document(answers: Sequence[TrainPlans], top: int) -> Record:
     }
 
 
-def _rate(a: TrainPlans) -> float:
-    return a.tokens_per_s(a.plans, a.recommended)
-
-
 def _engine_key(a: TrainPlans) -> str:
     return a.question.engine.key
-
-
-MOST = {"throughput": "most tokens/s", "cost": "cheapest"}  # what the point that counts nothing but the objective is called
 
 
 def point_name(a: ServingPlans, point: OperatingPoint) -> str:
@@ -360,19 +348,14 @@ def simpler_sentence(a: ServingPlans) -> str:
     return f"{gives} {opening(doubt)}"
 
 
-def point_lines(a: ServingPlans) -> list[str]:
-    """Return what the point to start from gives, what is simpler, and what to beware of."""
-    rows, i = a.answered
-    gives = f"{reasons.delivers(replace(a, plans=rows), i)}."
-    beware = map(opening, (*alone_words(a), *reasons.pool_words(a, rows, i)))
-    return [line for line in (gives, *beware, best_sentence(a), simpler_sentence(a)) if line]
-
-
 def show_points(console: Console, a: ServingPlans) -> None:
     """Show where to run when nothing is limited: a row for each point, and when it is the one to choose."""
     for line in (words("no-limit"), start_sentence(a)):
         say(console, line, ANSWER)
-    for line in point_lines(a):
+    rows, i = a.answered
+    gives = f"{reasons.delivers(replace(a, plans=rows), i)}."
+    beware = map(opening, (*alone_words(a), *reasons.pool_words(a, rows, i)))
+    for line in [line for line in (gives, *beware, best_sentence(a), simpler_sentence(a)) if line]:
         say(console, f"  {line}")
     listed = [(a, point.plans, point.recommended) for point in a.places]
     columns = {"point": [point_name(a, point) for point in a.places]}
@@ -382,11 +365,6 @@ def show_points(console: Console, a: ServingPlans) -> None:
     for point in a.places:
         say(console, f"  {point_name(a, point)}: when {point.when}", "dim")
     console.print()
-
-
-GAIN = {"throughput": "its tokens/s", "latency": "its speed", "cost": "its tokens/s per GPU", "gpus": "its answer per GPU"}
-LEAD = {"throughput": "has {:.0%} more tokens/s", "latency": "is {:.0%} faster", "cost": "has {:.0%} more tokens per dollar"}
-ALIKE = 1.005  # a ratio below which two plans are told as equal
 
 
 def show_pasted_plan(console: Console, a: ServingPlans | TrainPlans, pasted: StandingPlan | None) -> None:
@@ -467,18 +445,14 @@ def beside_recommended(a: ServingPlans, pasted: StandingPlan) -> str:
     if more == 1 and aim in LEAD:
         lead = 1 / ratio - 1
         if round(100 * lead) > 0:
-            return f"; yours {LEAD[aim].format(lead)} than the recommended plan{_why_keep(q, theirs, r)}"
+            ahead = f"; yours {LEAD[aim].format(lead)} than the recommended plan"
+            if doubts := reasons.against_words(q, r):  # better, and yet not recommended
+                return f"{ahead}, but {doubts}"
+            simple, yours = (float(ranking.complexity(x, q.cluster, q.requests.prefill_cluster)[0]) for x in (theirs, r))
+            return f"{ahead}{', which is simpler' if simple < yours else ''}: if it runs, keep it"
         if ratio - 1 <= margin(q):
             return f"; yours is as good as the recommended plan within the margin of {percent(margin(q))} (--margin)"
     return f"; {_times('the recommended plan', ratio, GAIN[aim], more)}" if more != 1 or ratio > ALIKE else ""
-
-
-def _why_keep(q: Question, theirs: ServingColumns, r: ServingColumns) -> str:
-    """Say why a plan that is better than the recommended one is not recommended itself, and what to do about it."""
-    if doubts := reasons.against_words(q, r):
-        return f", but {doubts}"
-    yours, simple = (float(ranking.complexity(rows, q.cluster, q.requests.prefill_cluster)[0]) for rows in (r, theirs))
-    return f"{', which is simpler' if simple < yours else ''}: if it runs, keep it"
 
 
 def _when_users_wait(a: ServingPlans, pasted: StandingPlan) -> str:

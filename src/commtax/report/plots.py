@@ -21,9 +21,17 @@ COLOURS = tuple(LIGHT[name] for name in LOOKS["series"])
 MARKERS, RECOMMENDED = str(LOOKS["marks"]["series"]), str(LOOKS["marks"]["recommended"])
 LineStyle = TypedDict("LineStyle", {"color": str, "marker": str, "linestyle": str, "label": str}, total=False)  # noqa: UP013
 LIMIT: LineStyle = {"color": LIGHT["hot"], "linestyle": "--"}
+_GROUND = ("figure.facecolor", "axes.facecolor", "savefig.facecolor", "legend.facecolor")
+_INK = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
+# Settings for a notebook, light or dark: no ground, and a grey that stands out from white and from black alike
+_ON_ANY_GROUND = dict.fromkeys(_GROUND, "none") | dict.fromkeys(_INK, "#7a7a7a")
 DASHES = ("-", "--", "-.", ":")
 SUFFIXES = (".svg", ".png", ".pdf")
 _UNDATED = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+MOST_BARS = 15
+BarRow = tuple[str, float] | tuple[str, float, float, float]  # a label, a number, and the ends of its range where it has one
+# How a number is written, by its unit
+WRITTEN: dict[str, Callable[[float], str]] = {"s": format_seconds, "bytes": format_bytes, "%": lambda share: f"{share:.1%}"}
 
 
 def style(index: int, **changed: Unpack[LineStyle]) -> LineStyle:
@@ -41,17 +49,8 @@ def check_plot(path: Path | None) -> None:
         raise Refusal("plot: pictures need matplotlib (pip install 'commtax[plot]')", "plot") from None
 
 
-_GROUND = ("figure.facecolor", "axes.facecolor", "savefig.facecolor", "legend.facecolor")
-_INK = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
-_ON_ANY_GROUND = dict.fromkeys(_GROUND, "none") | dict.fromkeys(_INK, "#7a7a7a")
-"""Settings for a notebook, light or dark: no ground, and a grey that stands out from white and from black alike."""
-
-
 def picture(path: Path | None, draw: Callable[["Figure"], None], size: tuple[float, float] = (8, 5), dpi: int = 130) -> "Figure":
-    """Return a figure that ``draw`` fills, written without a screen: the same to the byte each time, with no dates inside.
-
-    Without a path it is for a notebook, which shows it as it is.
-    """
+    """Return a figure that ``draw`` fills, for a notebook or written without a screen: the same to the byte each time."""
     check_plot(path)
     import matplotlib as mpl
 
@@ -108,13 +107,6 @@ def format_time_axis(axes: "Axes", which: str) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-MOST_BARS = 15
-BarRow = tuple[str, float] | tuple[str, float, float, float]
-"""A label, a number, and the ends of its range where it has one."""
-WRITTEN: dict[str, Callable[[float], str]] = {"s": format_seconds, "bytes": format_bytes, "%": lambda share: f"{share:.1%}"}
-"""How a number is written, by its unit."""
-
-
 def plot_bars(rows: Sequence[BarRow], unit: str, title: str, path: Path | None, colours: Sequence[str] = ()) -> "Figure":
     """Plot bars to one scale, their numbers behind them, from the top down. A range is a line across a bar's end."""
     shown, write = rows[:MOST_BARS], WRITTEN.get(unit, "{:,.3g}".format)
@@ -128,9 +120,8 @@ def plot_bars(rows: Sequence[BarRow], unit: str, title: str, path: Path | None, 
         for place, (_, value, *ends) in enumerate(shown):
             if ends:
                 axes.plot(ends, [place, place], color=LIGHT["quiet"], linewidth=1.5, marker="|")
-            axes.annotate(
-                write(value), (max(0.0, *ends, value), place), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8
-            )
+            at = max(0.0, *ends, value), place
+            axes.annotate(write(value), at, xytext=(5, 0), textcoords="offset points", va="center", fontsize=8)
         axes.set_yticks(places, [no_formula(str(row[0])) for row in shown], fontsize=8)
         axes.invert_yaxis()
         axes.xaxis.set_major_formatter(lambda value, _: write(value))

@@ -1,18 +1,21 @@
 """Profiles for a terminal and as documents: what is in one, what changed between two, what one tells of a question."""
 
 import math
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-from commtax.catalog.posterior import metric_words, move_words, moves_of
+from commtax.catalog.posterior import Change, metric_words, move_words, moves_of
 from commtax.catalog.profile import parts_of
 from commtax.catalog.profile_files import TaughtRun, document, runs_of
 from commtax.report.documents import Record, record
 from commtax.report.drawing import Console
 from commtax.report.tables import drop_empty_columns, notes, say, show_table
-from commtax.spec import LATENCIES, Deployment, Path, Profile, RunLesson
+from commtax.spec import LATENCIES, Deployment, Profile, RunLesson
 from commtax.units import format_bytes, format_rate, format_seconds, format_si, plural
 from commtax.verbs.profiles import LatencyDifference, ProfileCoverage, ProfileDifference, constants_of
 
+PART_COLUMNS = ("profiled step", ">sequences", ">see", "part", ">measured", ">catalogue", ">off")
+MOVE_COLUMNS = ("its runs moved", ">by", ">80% range", ">before any run")
 UNITS = {"_s": format_seconds, "_Bps": format_rate, "_bytes": format_bytes}  # how a constant is told, by how its name ends
 
 
@@ -27,20 +30,15 @@ def show_profile(console: Console, profile: Profile) -> None:
     moves = dict(moves_of(profile))
     by_deployment = sorted(runs_of(profile.lessons), key=lambda run: list(moves).index(run.deployment))
     for deployment, runs in groupby(by_deployment, key=lambda run: run.deployment):
-        name, taught_runs = deployment_words(deployment), list(runs)
-        if served := [run for run in taught_runs if any(metric in run.lessons for metric in LATENCIES)]:
-            show_table(console, *drop_empty_columns(RUN_COLUMNS, map(_run_row, served)), ("repeats", "catalogue"), name)
-            name = ""
-        if parts := [(run, part) for run in taught_runs for part in run.lessons if part not in LATENCIES]:
-            cells = [(run.first.label, *_load(run.first)[:2], part, *_latency(run, part)) for run, part in parts]
-            show_table(console, PART_COLUMNS, cells, ("see", "sequences", "catalogue"), name)
-            name = ""
-        if taught := moves.get(deployment):
-            moved = [(constant, *move_words(change)) for constant, change in taught.items()]
-            show_table(console, MOVE_COLUMNS, moved, title=name)
-    paths = [_path_row(name, path) for name, some in profile.libraries.items() for path in some]
+        _show_runs(console, deployment_words(deployment), list(runs), moves.get(deployment))
+    paths = list[list[str]]()
+    for library, path in ((library, path) for library, some in profile.libraries.items() for path in some):
+        ranks, times = " to ".join(dict.fromkeys(map(str, path.ranks))), (path.launch_s, path.hop_s)
+        figures = [format_seconds(x) if x else "-" for x in times] + [format_rate(path.bandwidth_Bps)]
+        paths.append([library, path.op, path.algorithm, ranks, *figures, f"±{path.spread:.0%}" if path.spread else ""])
     if paths:
-        show_table(console, *drop_empty_columns(PATH_COLUMNS, paths), ("collectives", "ranks", "80% range", "launch", "per hop"))
+        columns = ["collectives", "collective", "algorithm", ">ranks", ">launch", ">per hop", ">bandwidth", ">80% range"]
+        show_table(console, *drop_empty_columns(columns, paths), ("collectives", "ranks", "80% range", "launch", "per hop"))
     plain = {name: x for name, x in constants_of(profile).items() if name.startswith(("chip ", "network ")) or name in profile.host}
     if plain:
         show_table(console, ("constant", ">measured"), [(name, _value(name, x)) for name, x in plain.items()])
@@ -50,22 +48,25 @@ def show_profile(console: Console, profile: Profile) -> None:
     notes(console, (), [f"{part}: {source}" for part, source in profile.sources.items()])
 
 
-PATH_COLUMNS = ("collectives", "collective", "algorithm", ">ranks", ">launch", ">per hop", ">bandwidth", ">80% range")
-
-
-def _path_row(library: str, path: Path) -> tuple[str, ...]:
-    ranks = " to ".join(dict.fromkeys(map(str, path.ranks)))
-    times = [format_seconds(x) if x else "-" for x in (path.launch_s, path.hop_s)]
-    spread = f"±{path.spread:.0%}" if path.spread else ""
-    return (library, path.op, path.algorithm, ranks, *times, format_rate(path.bandwidth_Bps), spread)
-
-
-PART_COLUMNS = ("profiled step", ">sequences", ">see", "part", ">measured", ">catalogue", ">off")
-MOVE_COLUMNS = ("its runs moved", ">by", ">80% range", ">before any run")
-RUN_COLUMNS = (
-    *("run", ">repeats", ">clients", ">prompt", ">answer"),
-    *(column for metric in LATENCIES for column in (f">{metric.upper()}", ">catalogue", ">off")),
-)
+def _show_runs(console: Console, name: str, runs: Sequence[TaughtRun], taught: Mapping[str, Change] | None) -> None:
+    """Show what was measured of one deployment, under its name: latencies, parts of steps, and what its runs moved."""
+    if served := [run for run in runs if any(metric in run.lessons for metric in LATENCIES)]:
+        columns = ["run", ">repeats", ">clients", ">prompt", ">answer"]
+        columns += [column for metric in LATENCIES for column in (f">{metric.upper()}", ">catalogue", ">off")]
+        rows = list[list[str]]()
+        for run in served:
+            repeats = f"{run.first.repeats:,.0f}" if run.first.repeats > 1 else ""
+            times = [cell for metric in LATENCIES for cell in _latency(run, metric)]
+            rows.append([run.first.label, repeats, *_load(run.first), *times])
+        show_table(console, *drop_empty_columns(columns, rows), ("repeats", "catalogue"), name)
+        name = ""
+    if parts := [(run, part) for run in runs for part in run.lessons if part not in LATENCIES]:
+        cells = [(run.first.label, *_load(run.first)[:2], part, *_latency(run, part)) for run, part in parts]
+        show_table(console, PART_COLUMNS, cells, ("see", "sequences", "catalogue"), name)
+        name = ""
+    if taught:
+        moved = [(constant, *move_words(change)) for constant, change in taught.items()]
+        show_table(console, MOVE_COLUMNS, moved, title=name)
 
 
 def deployment_words(d: Deployment) -> str:
@@ -75,12 +76,6 @@ def deployment_words(d: Deployment) -> str:
     pools = ", prompts and answers apart" if d.disaggregated else ""
     served = f": {d.engine} {d.version}".rstrip() if d.engine else ""
     return f"{d.model or d.family or 'a model'}{kind} on {d.chip or 'a chip'}, {sizes}{pools}{served}"
-
-
-def _run_row(run: TaughtRun) -> tuple[str, ...]:
-    first = run.first
-    repeats = f"{first.repeats:,.0f}" if first.repeats > 1 else ""
-    return (first.label, repeats, *_load(first), *(cell for metric in LATENCIES for cell in _latency(run, metric)))
 
 
 def _load(lesson: RunLesson) -> tuple[str, ...]:
@@ -107,7 +102,15 @@ def _value(name: str, value: float | None) -> str:
 
 
 def profile_document(profile: Profile) -> Record:
-    runs = [_run_record(run) for run in runs_of(profile.lessons)]
+    runs = list[Record]()
+    for run in runs_of(profile.lessons):
+        offs = {metric: lesson.measured_s / lesson.catalogue_s - 1 for metric, lesson in run.lessons.items()}
+        latencies = {metric: record("profile-latency", lesson=run.lessons[metric], off=off) for metric, off in offs.items()}
+        served, parts = (
+            {name: latencies.get(name) for name in LATENCIES},
+            {x: latencies[x] for x in latencies if x not in LATENCIES},
+        )
+        runs.append(record("profile-run", lesson=run.first, deployment=run.deployment, **served, parts=parts or None))
     moved = [
         record("profile-move", deployment=deployment, name=name, change=change, off=math.expm1(change.log))
         for deployment, changes in moves_of(profile)
@@ -116,33 +119,12 @@ def profile_document(profile: Profile) -> Record:
     return record("profile-show", profile=profile, parts=parts_of(profile), document=document(profile), runs=runs, moved=moved)
 
 
-def _run_record(run: TaughtRun) -> Record:
-    offs = {metric: lesson.measured_s / lesson.catalogue_s - 1 for metric, lesson in run.lessons.items()}
-    latencies = {metric: record("profile-latency", lesson=run.lessons[metric], off=off) for metric, off in offs.items()}
-    parts = {name: latency for name, latency in latencies.items() if name not in LATENCIES}
-    served = {metric: latencies.get(metric) for metric in LATENCIES}
-    return record("profile-run", lesson=run.first, deployment=run.deployment, **served, parts=parts or None)
-
-
 def show_difference(console: Console, compared: ProfileDifference) -> None:
     """Show words, constants and runs. What is in one only has a dash in the other's place."""
     first, second = (profile.name or "-" for profile in (compared.first, compared.second))
     if not (compared.words or compared.constants or compared.latencies):
         say(console, f"{first} and {second} hold the same", "bold")
         return
-    say(console, f"{first} -> {second}: {_counted(compared)}", "bold")
-    columns = (f">{first}", f">{second}", ">change")
-    if compared.words:
-        show_table(console, ("told", first, second), [(name, a or "-", b or "-") for name, a, b in compared.words])
-    if compared.constants:
-        moved = [(x.name, *(_value(x.name, at) for at in (x.before, x.after)), _change(x.change)) for x in compared.constants]
-        show_table(console, ("constant", *columns), moved)
-    for deployment, rows in groupby(compared.latencies, key=lambda x: x.lesson.deployment):
-        heads = ("latency", ">clients", ">prompt", ">answer", *columns)
-        show_table(console, heads, map(_latency_row, rows), title=deployment_words(deployment))
-
-
-def _counted(compared: ProfileDifference) -> str:
     alone = [sum(getattr(x, side) is None for x in compared.constants) for side in ("before", "after")]
     runs = [sum(getattr(x, side) is None for x in compared.latencies) for side in ("before_s", "after_s")]
     both = len(compared.constants) - sum(alone)
@@ -155,7 +137,16 @@ def _counted(compared: ProfileDifference) -> str:
         (runs[0], "latency", "in the second only"),
     )
     counted = (f"{plural(count, noun)} {what}" for count, noun, what in kinds if count)
-    return ", ".join(counted).replace("latencys", "latencies") or "told otherwise"
+    say(console, f"{first} -> {second}: {(', '.join(counted).replace('latencys', 'latencies') or 'told otherwise')}", "bold")
+    columns = (f">{first}", f">{second}", ">change")
+    if compared.words:
+        show_table(console, ("told", first, second), [(name, a or "-", b or "-") for name, a, b in compared.words])
+    if compared.constants:
+        moved = [(x.name, *(_value(x.name, at) for at in (x.before, x.after)), _change(x.change)) for x in compared.constants]
+        show_table(console, ("constant", *columns), moved)
+    for deployment, rows in groupby(compared.latencies, key=lambda x: x.lesson.deployment):
+        heads = ("latency", ">clients", ">prompt", ">answer", *columns)
+        show_table(console, heads, map(_latency_row, rows), title=deployment_words(deployment))
 
 
 def _latency_row(x: LatencyDifference) -> tuple[str, ...]:
@@ -167,9 +158,7 @@ def _change(change: float | None) -> str:
 
 
 def difference_document(compared: ProfileDifference) -> Record:
-    words = [
-        record("profile-word", name=name, before=before or None, after=after or None) for name, before, after in compared.words
-    ]
+    words = [record("profile-word", name=name, before=was or None, after=now or None) for name, was, now in compared.words]
     constants = [record("profile-change", of=x, change=x.change) for x in compared.constants]
     latencies = [record("profile-run-change", of=x, change=x.change) for x in compared.latencies]
     return record("profile-diff", of=compared, words=words, constants=constants, latencies=latencies)
@@ -178,11 +167,8 @@ def difference_document(compared: ProfileDifference) -> Record:
 def show_coverage(console: Console, compared: ProfileCoverage) -> None:
     """Show that a profile can be read, then what of the question it tells of and what not."""
     profile = compared.profile
-    say(
-        console,
-        f"profile {profile.name}: can be read, and nothing in it beats the hardware ({', '.join(parts_of(profile))})",
-        "bold",
-    )
+    whole = f"can be read, and nothing in it beats the hardware ({', '.join(parts_of(profile))})"
+    say(console, f"profile {profile.name}: {whole}", "bold")
     if compared.used:
         say(console, f"used: {', '.join(compared.used)}")
     else:

@@ -1,7 +1,4 @@
-"""Requests in time: how long they take, what the engine was busy with, and why the slowest are slow.
-
-Documents have our figures beside the keys of ``vllm bench serve``, so that scripts for its results read ours.
-"""
+"""Requests in time: how long they take, and why the slowest are slow; documents have the keys of ``vllm bench serve`` too."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -18,20 +15,9 @@ from commtax.report.documents import Record, document, record
 from commtax.report.drawing import Console
 from commtax.report.manners import Manner
 from commtax.report.plots import COLOURS, format_time_axis, no_formula, picture, style
-from commtax.report.tables import (
-    ANSWER,
-    OWN_LIMITS,
-    cached_words,
-    longest_words,
-    notes,
-    say,
-    say_limits,
-    say_question,
-    show_table,
-)
+from commtax.report.tables import ANSWER, OWN_LIMITS, cached_words, longest_words, notes, say, say_limits, say_question, show_table
 from commtax.sim.serving.figures import weighted_quantile
-from commtax.spec.stream import Lengths
-from commtax.statement import MEANS, Note
+from commtax.statement import MEANS
 from commtax.units import format_figure, format_seconds, format_spread, plural
 from commtax.verbs.disaggregation import describe_pools, prompter
 from commtax.verbs.examining import NEEDED, UPPER, EngineUsage, FirstTokens, Gaps, RequestSweep, Slo, first_tokens, gaps, usage_of
@@ -40,19 +26,19 @@ from commtax.verbs.requests import RequestsInTime
 from commtax.verbs.settling import describe_gpus
 
 if TYPE_CHECKING:
-    from commtax.report.plots import Axes, Figure
+    from commtax.report.plots import Figure
 
 WORDS = table("report/words.toml")["requests"]
 TIMES: Mapping[str, Mapping[str, str]] = table("report/figures.toml")["times"]
 METRICS = {key: one["name"] for key, one in TIMES.items()}
-SWEPT = {
+SWEPT = {  # statistics that a sweep lists, and the names of their columns
     f"{metric}_{which}": f"{METRICS[metric]} {which}"
     for metric, some in {"ttft": ("mean", "p99"), "tpot": ("mean", "p99"), "itl": ("p99",), "e2e": ("mean",)}.items()
     for which in some
 }
-"""Statistics that a sweep lists, and the names of their columns."""
 MEDIAN = {"p50": "median"}
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
+EXPENDABLE = ("TPOT p99", "E2E mean", "answered/s", "TTFT mean", "TPOT mean", "tokens/s out")  # columns of a sweep
 LONGER = 1.2  # prompts of the slowest over those of the middle
 SAME = 1.1  # a tail that is no longer than this many medians is none
 
@@ -132,14 +118,13 @@ def _lengths(o: RequestsInTime) -> str:
     if q.offered.trace is not None:
         return f"{o.stream.input_len.mean():,.0f} tokens in and {o.stream.output_len.mean():,.0f} out on average"
     means = ((q.offered.inputs, q.requests.input_len), (q.offered.outputs, q.requests.output_len))
-    prompt, answer = (_length(drawn, int(mean), float(q.requests.spread)) for drawn, mean in means)
-    return f"{prompt} tokens in{cached_words(q)}, {answer} out{longest_words(q)}"
-
-
-def _length(drawn: Lengths | None, mean: int, spread: float) -> str:
-    if drawn is None:
-        return f"{mean:,}{f' {format_spread(spread)}' if spread and mean > 1 else ''}"
-    return f"{drawn.mean:,.0f}" if drawn.kind == "constant" else f"{drawn.mean:,.0f} ({drawn.source or drawn.kind})"
+    lengths, spread = list[str](), float(q.requests.spread)
+    for drawn, mean in means:
+        if drawn is None:
+            lengths.append(f"{int(mean):,}{f' {format_spread(spread)}' if spread and mean > 1 else ''}")
+        else:
+            lengths.append(f"{drawn.mean:,.0f}" + (f" ({drawn.source or drawn.kind})" if drawn.kind != "constant" else ""))
+    return f"{lengths[0]} tokens in{cached_words(q)}, {lengths[1]} out{longest_words(q)}"
 
 
 def rate_words(per_s: float) -> str:
@@ -197,16 +182,11 @@ def first_words(tail: FirstTokens) -> str:
         return f"p99 TTFT {format_seconds(tail.p99_s)} is close to its median of {format_seconds(tail.median_s)}: there is no tail."
     whole = sum(max(0.0, seconds) for seconds in tail.more_s.values())
     ranked = sorted(tail.more_s.items(), key=lambda pair: -pair[1])
-    parts = [f"{format_seconds(seconds)} {_cause(name, tail.longer)}" for name, seconds in ranked if seconds > LITTLE * whole]
+    long = f"are {tail.longer:.1f} x as long" if tail.longer > LONGER else "also compute other prompts"
+    texts = WORDS["causes"] | {"own": f"{WORDS['causes']['own']}, which {long}"}
+    parts = [f"{format_seconds(seconds)} {texts[name]}" for name, seconds in ranked if seconds > LITTLE * whole]
     times = f"{tail.p99_s / tail.median_s:.1f} x its median of {format_seconds(tail.median_s)}"
     return f"p99 TTFT {format_seconds(tail.p99_s)} is {times}: the slowest 1% spend {', and '.join(parts)}."
-
-
-def _cause(name: str, longer: float) -> str:
-    text = str(WORDS["causes"][name])
-    if name != "own":
-        return text
-    return f"{text}, which are {longer:.1f} x as long" if longer > LONGER else f"{text}, which also compute other prompts"
 
 
 def gap_words(tail: Gaps) -> str:
@@ -251,14 +231,15 @@ def remarks(o: RequestsInTime) -> list[str]:
     return list(dict.fromkeys(note for note in o.notes if note.code not in above))
 
 
-def _limit_notes(o: RequestsInTime) -> list[Note]:
-    return [note for note in o.notes if note.code == OWN_LIMITS]
-
-
 def outcome_document(o: RequestsInTime, slo: Slo) -> Record:
-    q, offered = o.question, o.question.offered
+    q, offered, limits = o.question, o.question.offered, [note for note in o.notes if note.code == OWN_LIMITS]
     first, between = first_tokens(o), gaps(o)
     ours = {"cause": first.cause, "more_s": dict(first.more_s), "longer": first.longer}
+    sure = {"kept": slo.kept(o), "kept_with": slo.probability(o), "goodput_requests_per_s": slo.goodput(o)}
+    times = [Record(metric=metric) for metric in METRICS]  # all statistics of each with their 80% ranges, in seconds
+    for row, metric, which in ((row, metric, s) for row, metric in zip(times, METRICS, strict=True) for s in STATISTICS):
+        low, high = o.range_of(f"{metric}_{which}")
+        row |= {f"{which}_s": o.statistic(f"{metric}_{which}"), f"{which}_low_s": low, f"{which}_high_s": high}
     made = document(
         "requests",
         o.question,
@@ -273,29 +254,14 @@ def outcome_document(o: RequestsInTime, slo: Slo) -> Record:
             input_len_mean=float(np.mean(o.stream.input_len)),
             output_len_mean=float(np.mean(o.stream.output_len)),
         ),
-        requests=o.num_requests,
         utilisation=None if o.closed or isinf(o.offered_rate) else o.offered_rate / o.capacity,
-        times=[_times(o, metric) for metric in METRICS],
-        slo=_slo(o, slo) if slo.limits else None,
+        times=times,
+        slo={**slo.limits, "share": slo.share(o), **sure} if slo.limits else None,
         usage=usage_of(o),
         tail={"ttft": ours, "itl": between, "words": tail_words(o)},
-        notes=[*filter(None, [_saved(o)]), *_limit_notes(o), *remarks(o), *fixed_time_notes(o.alike)],
+        notes=[*filter(None, [_saved(o)]), *limits, *remarks(o), *fixed_time_notes(o.alike)],
     )
     return made | bench_result(o, slo)
-
-
-def _times(o: RequestsInTime, metric: str) -> Record:
-    """Return all statistics of one time with their 80% ranges, in seconds."""
-    row: Record = {"metric": metric}
-    for which in STATISTICS:
-        low, high = o.range_of(f"{metric}_{which}")
-        row |= {f"{which}_s": o.statistic(f"{metric}_{which}"), f"{which}_low_s": low, f"{which}_high_s": high}
-    return row
-
-
-def _slo(o: RequestsInTime, slo: Slo) -> Record:
-    sure = {"kept": slo.kept(o), "kept_with": slo.probability(o)}
-    return {**slo.limits, "share": slo.share(o), **sure, "goodput_requests_per_s": slo.goodput(o)}
 
 
 def bench_result(o: RequestsInTime, slo: Slo) -> Record:
@@ -306,7 +272,6 @@ def bench_result(o: RequestsInTime, slo: Slo) -> Record:
         "requests-bench",
         question=o.question,
         outcome=o,
-        requests=o.num_requests,
         request_rate="inf" if o.closed or isinf(rate) else rate,
         burstiness=burstiness if isfinite(burstiness) else "inf",
         max_concurrency=int(limit) if isfinite(limit) else None,
@@ -323,24 +288,19 @@ def bench_result(o: RequestsInTime, slo: Slo) -> Record:
 
 def sweep_document(s: RequestSweep, slo: Slo) -> Record:
     """Return what ``simulate --sweep … --json`` prints: a record with vLLM's keys in ``runs`` for each point."""
-    first, knee, most = s.outcomes[0], s.knee, s.most(slo)
+    first, knee, most, runs = s.outcomes[0], s.knee, s.most(slo), list[Record]()
+    for value, o in zip(s.values, s.outcomes, strict=True):
+        judged: Record = {"source": "predicted", "overloaded": o.overloaded, "share": slo.share(o) if slo.limits else None}
+        runs.append({s.name: value, **bench_result(o, slo), **judged})
     return document(
         "requests-sweep",
         first.question,
         sweep=s,
         knee=None if knee is None else s.values[knee],
         most=None if most is None else s.values[most],
-        runs=[{s.name: value, **_point(o, slo)} for value, o in zip(s.values, s.outcomes, strict=True)],
-        notes=[*_limit_notes(first), *remarks(first)],
+        runs=runs,
+        notes=[*(note for note in first.notes if note.code == OWN_LIMITS), *remarks(first)],
     )
-
-
-def _point(o: RequestsInTime, slo: Slo) -> Record:
-    kept = slo.share(o) if slo.limits else None
-    return {**bench_result(o, slo), "source": "predicted", "overloaded": o.overloaded, "share": kept}
-
-
-EXPENDABLE = ("TPOT p99", "E2E mean", "answered/s", "TTFT mean", "TPOT mean", "tokens/s out")
 
 
 def show_sweep(console: Console, s: RequestSweep, slo: Slo) -> None:
@@ -355,23 +315,14 @@ def show_sweep(console: Console, s: RequestSweep, slo: Slo) -> None:
         parts.append("no point meets the SLO" if most is None else f"the SLO is met up to {unit(s.values[most])}")
     say(console, f"{parts[0][0].upper()}{parts[0][1:]}, {', '.join(parts[1:])}" if parts[1:] else parts[0], ANSWER)
     say_question(console, s.outcomes[0].question, gpus=fleet_words(s.outcomes[0]))
-    columns = (
-        f">{s.title}",
-        *(f">{title}" for title in SWEPT.values()),
-        *(">answered/s", ">tokens/s out"),
-        *([">SLO met"] if slo.limits else []),
-        "",
-    )
-    show_table(console, columns, (_sweep_cells(s, i, slo) for i in range(len(s.values))), EXPENDABLE)
+    met, rows = [">SLO met"] * bool(slo.limits), list[list[str]]()
+    for at, (value, o) in enumerate(zip(s.values, s.outcomes, strict=True)):
+        times = [format_seconds(x) if np.isfinite(x := o.statistic(name)) else "–" for name in SWEPT]
+        kept, mark = [f"{slo.share(o):.1%}" for _ in met], "overloaded" if o.overloaded else "the knee" if at == s.knee else ""
+        rows.append([f"{value:,.4g}", *times, f"{o.requests_per_s:,.2f}", f"{o.tokens_per_s:,.0f}", *kept, mark])
+    columns = (f">{s.title}", *(f">{title}" for title in SWEPT.values()), ">answered/s", ">tokens/s out", *met, "")
+    show_table(console, columns, rows, EXPENDABLE)
     notes(console, remarks(s.outcomes[0]))
-
-
-def _sweep_cells(s: RequestSweep, at: int, slo: Slo) -> tuple[str, ...]:
-    o = s.outcomes[at]
-    times = [format_seconds(value) if np.isfinite(value := o.statistic(name)) else "–" for name in SWEPT]
-    mark = "overloaded" if o.overloaded else "the knee" if at == s.knee else ""
-    kept = [f"{slo.share(o):.1%}"] if slo.limits else []
-    return (f"{s.values[at]:,.4g}", *times, f"{o.requests_per_s:,.2f}", f"{o.tokens_per_s:,.0f}", *kept, mark)
 
 
 def plot_sweep(s: RequestSweep, path: Path | None) -> "Figure":
@@ -390,23 +341,19 @@ def plot_sweep(s: RequestSweep, path: Path | None) -> "Figure":
                 axes.fill_between(s.values, ends[:, 0], ends[:, 1], color=COLOURS[index], alpha=0.18, linewidth=0)
                 if s.knee is not None:
                     axes.plot(s.values[s.knee], values[s.knee], "o", markersize=11, markerfacecolor="none", color="black")
-            _frame(axes, s, title)
+            axes.set(xscale="log", xlabel=s.title, ylabel=title)
+            ticks = s.values[:: max(1, len(s.values) // 8)]
+            axes.set_xticks(ticks, [f"{value:g}" for value in ticks])
+            axes.minorticks_off()
+            format_time_axis(axes, "y")
+            axes.grid(alpha=0.25)
+            if s.knee is not None:
+                axes.plot([], [], "o", markersize=9, markerfacecolor="none", color="black", linestyle="none", label="knee")
+            if s.name == LOADS[0] and s.values[0] < s.capacity < s.values[-1]:
+                axes.axvline(s.capacity, color="0.35", linestyle=":", label=f"capacity {s.capacity:.3g}/s")
+            axes.legend(fontsize=8, frameon=False, loc="upper left")
 
     return picture(path, draw, size=(11, 4.8))
-
-
-def _frame(axes: "Axes", s: RequestSweep, what: str) -> None:
-    axes.set(xscale="log", xlabel=s.title, ylabel=what)
-    ticks = s.values[:: max(1, len(s.values) // 8)]
-    axes.set_xticks(ticks, [f"{value:g}" for value in ticks])
-    axes.minorticks_off()
-    format_time_axis(axes, "y")
-    axes.grid(alpha=0.25)
-    if s.knee is not None:
-        axes.plot([], [], "o", markersize=9, markerfacecolor="none", color="black", linestyle="none", label="knee")
-    if s.name == LOADS[0] and s.values[0] < s.capacity < s.values[-1]:
-        axes.axvline(s.capacity, color="0.35", linestyle=":", label=f"capacity {s.capacity:.3g}/s")
-    axes.legend(fontsize=8, frameon=False, loc="upper left")
 
 
 def plot_outcome(o: RequestsInTime, path: Path | None) -> "Figure":
@@ -428,26 +375,23 @@ def plot_outcome(o: RequestsInTime, path: Path | None) -> "Figure":
             left.legend(fontsize=8, frameon=False)
         left.set(xlabel="time between tokens, ms", ylabel="share of tokens", yscale="log")
         left.grid(alpha=0.25)
-        _distribution(right, o)
+        for index, (name, label) in enumerate((("ttft_s", "TTFT"), ("queue_s", "of it in the queue"))):
+            values = np.sort(o.columns[name][o.counted])
+            share, look = np.arange(1, len(values) + 1) / len(values), ("-", "--")[index]
+            right.plot(values, share, label=label, color=COLOURS[index], linestyle=look, drawstyle="steps-post")
+        for which, height in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
+            at = o.statistic(f"ttft_{which}"), height
+            right.plot(*at, "o", color=COLOURS[0], markersize=5)
+            words = f"{which} {format_seconds(at[0])}"
+            right.annotate(words, at, xytext=(7, -10), textcoords="offset points", fontsize=8)
+        format_time_axis(right, "x")
+        low, high = right.get_xlim()
+        xlim = low, high * (high / low) ** 0.15
+        right.set(xlabel="time to first token", ylabel="share of requests", ylim=(0, 1.02), xlim=xlim)
+        right.grid(alpha=0.25)
+        right.legend(fontsize=8, frameon=False, loc="lower right")
 
     return picture(path, draw, size=(11, 4.8))
-
-
-def _distribution(axes: "Axes", o: RequestsInTime) -> None:
-    seen = o.counted
-    for index, (name, label) in enumerate((("ttft_s", "TTFT"), ("queue_s", "of it in the queue"))):
-        values = np.sort(o.columns[name][seen])
-        share = np.arange(1, len(values) + 1) / len(values)
-        axes.plot(values, share, label=label, color=COLOURS[index], linestyle=("-", "--")[index], drawstyle="steps-post")
-    for which, height in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
-        value = o.statistic(f"ttft_{which}")
-        axes.plot(value, height, "o", color=COLOURS[0], markersize=5)
-        axes.annotate(f"{which} {format_seconds(value)}", (value, height), xytext=(7, -10), textcoords="offset points", fontsize=8)
-    format_time_axis(axes, "x")
-    low, high = axes.get_xlim()
-    axes.set(xlabel="time to first token", ylabel="share of requests", ylim=(0, 1.02), xlim=(low, high * (high / low) ** 0.15))
-    axes.grid(alpha=0.25)
-    axes.legend(fontsize=8, frameon=False, loc="lower right")
 
 
 MANNERS = {

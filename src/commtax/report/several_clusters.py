@@ -13,7 +13,6 @@ from commtax.report.figures import figure_table, million
 from commtax.report.manners import LISTED, Manner, bars
 from commtax.report.money import COUNTS, counted_note, fleet_cost_words, price_notes
 from commtax.report.planning import DEFINITION, WANTED, limit_words, plans_document
-from commtax.report.plots import BarRow
 from commtax.report.tables import ANSWER, length_words, model_words, name_and_gpus, notes, say
 from commtax.statement import Note
 from commtax.units import format_seconds, listed, plural
@@ -21,16 +20,12 @@ from commtax.verbs.loads import lengths_note
 from commtax.words import words
 
 RANKED = WANTED | {"tokens": "most tokens/s per GPU"}
-UNITS = {
-    "cost": "per million tokens",
-    "throughput": "tokens/s",
-    "latency": "per request",
-    "gpus": "in use",
-    "tokens": "tokens/s per GPU",
-}
-"""What the figures that rank plans are of."""
-WAITED, UNWAITED = "users wait", "nobody waits"
-"""For whom a cluster is recommended where nothing is limited."""
+# What the figures that rank plans are of
+UNITS = {"throughput": "tokens/s", "latency": "per request", "cost": "per million tokens", "gpus": "in use"}
+UNITS |= {"tokens": "tokens/s per GPU"}
+# How the figure of an objective is written, where not as a whole number
+RANKING: Mapping[str, Callable[[float], str]] = {"latency": format_seconds, "cost": million}
+WAITED, UNWAITED = "users wait", "nobody waits"  # for whom a cluster is recommended where nothing is limited
 
 
 def show_several(console: Console, a: SeveralPlans, top: int) -> None:
@@ -65,14 +60,9 @@ def _passed_over_codes(a: SeveralPlans) -> list[str]:
 
 def _say_recommended(console: Console, a: SeveralPlans, role: str, why: Iterable[str]) -> None:
     if a.recommended:
-        say(console, f"{role}: {several_sentence(a.recommended)}", ANSWER)
+        say(console, f"{role}: {'; '.join((ranked_words(a.recommended), *ranked_figures(a.recommended)))}.", ANSWER)
     for line in why:
         say(console, f"  {line}")
-
-
-def several_sentence(one: RankedPlan) -> str:
-    """Return a plan, its cluster, its load and its cost."""
-    return f"{'; '.join((ranked_words(one), *ranked_figures(one)))}."
 
 
 def ranked_words(one: RankedPlan) -> str:
@@ -102,31 +92,23 @@ def reasons_between(a: SeveralPlans) -> Iterator[str]:
         first = f"the best{among_words(_passed_over_codes(a))} is {_placed_words(best)}: {figure}"
         pools = len({int(one.answer.plans.mode[one.row]) for one in (best, chosen)}) > 1
         yield words("doubted", lead=first, doubt=doubt_words(best.answer.question, pools))
-    if (ahead := a.passed_over) and not is_close(
-        q := ahead.answer.question, chosen.deciding(a.objective)[0] / ahead.deciding(a.objective)[0]
-    ):
-        beaten = ahead.answer.plans
+    ratio = chosen.deciding(a.objective)[0] / a.passed_over.deciding(a.objective)[0] if a.passed_over else 1.0
+    if (ahead := a.passed_over) and not is_close(ahead.answer.question, ratio):
+        q, beaten = ahead.answer.question, ahead.answer.plans
         rows = ServingColumns.joined([beaten, chosen.answer.plans.take(slice(chosen.row, chosen.row + 1))])
         figure = f"{_figure_words(ahead, a.objective)} {UNITS[a.objective]}{longer_times(rows, 0, 1)}"
         yield words("passed-over", plan=_placed_words(ahead), lead=f"at {figure}", against=against_words(q, beaten))
     for other in a.beside:
-        ours = (
-            "" if a.objective == "cost" else f"{_figure_words(chosen, a.objective)} {UNITS[a.objective]} "
-        )  # the answer has dollars
-        there = f"{_placed_words(other, 'recommended')}{_best_there(a, other)}"
+        ours = f"{_figure_words(chosen, a.objective)} {UNITS[a.objective]} " * (a.objective != "cost")  # the answer has dollars
+        there, leader = _placed_words(other, "recommended"), next(one for one in a.plans if one.answer is other.answer)
+        if not (same_plan(leader, other) or same_plan(leader, best)):  # the best of all has a line of its own
+            plan = leader.answer.workers(leader.answer.plans, leader.row)
+            there = f"{there} (the best there: {_figure(leader, a.objective)} with {plan})"
         counted = a.objective == "gpus" or (a.objective == "cost" and other.money.usd_per_million_tokens is None)
         overlap = not counted and ranges_overlap(chosen.deciding(a.objective), other.deciding(a.objective))
         close = "; the ranges overlap: too close to call, measure both" * overlap
         head = f"{ours}against {_figure_words(other, a.objective)} with {there}"
         yield f"{head}{_why_words(chosen, other, a.objective)}{close}"
-
-
-def _best_there(a: SeveralPlans, other: RankedPlan) -> str:
-    """Return the best plan of a cluster, where another is recommended there. The best of all has a line of its own."""
-    first = next(one for one in a.plans if one.answer is other.answer)
-    if same_plan(first, other) or (a.best and same_plan(first, a.best)):
-        return ""
-    return f" (the best there: {_figure(first, a.objective)} with {first.answer.workers(first.answer.plans, first.row)})"
 
 
 def _placed_words(one: RankedPlan, chosen: str = "") -> str:
@@ -136,14 +118,10 @@ def _placed_words(one: RankedPlan, chosen: str = "") -> str:
 
 
 def _figure_words(one: RankedPlan, objective: str) -> str:
-    """Return the figure that an objective ranks by, with its range: ``$0.30 (0.24 to 0.38)``."""
-    counted = objective == "gpus" or (objective == "cost" and one.money.usd_per_million_tokens is None)
+    if objective == "gpus" or (objective == "cost" and one.money.usd_per_million_tokens is None):
+        return _figure(one, objective)
     low, high = (RANKING.get(objective, "{:,.0f}".format)(end) for end in one.deciding(objective)[1:])
-    return _figure(one, objective) if counted else f"{_figure(one, objective)} ({low} to {high})"
-
-
-RANKING: Mapping[str, Callable[[float], str]] = {"latency": format_seconds, "cost": million}
-"""How the figure of an objective is written, where not as a whole number."""
+    return f"{_figure(one, objective)} ({low} to {high})"
 
 
 def _figure(one: RankedPlan, objective: str) -> str:
@@ -246,16 +224,21 @@ def ranked_row(one: RankedPlan) -> Record:
     return {"cluster": one.answer.question.cluster.key, **plan_tables.served_row(one.answer, one.answer.plans, one.row)}
 
 
-def _cost_bar(one: RankedPlan) -> BarRow:
-    name = f"{one.answer.question.cluster.key}: {one.answer.gpu_words(one.answer.plans, one.row)}"
-    return name, float(one.money.usd_per_million_tokens or 0.0)
-
-
 MANNERS = {
     "SeveralPlans": Manner[SeveralPlans](
         lambda console, a: show_several(console, a, LISTED),
         lambda a: several_document(a, LISTED),
         several_rows,
-        bars(lambda a: list(map(_cost_bar, a.listed(LISTED))), "$ per million tokens", lambda a: a.answers[0].question.model.key),
+        bars(
+            lambda a: [
+                (
+                    f"{x.answer.question.cluster.key}: {x.answer.gpu_words(x.answer.plans, x.row)}",
+                    x.money.usd_per_million_tokens or 0.0,
+                )
+                for x in a.listed(LISTED)
+            ],
+            "$ per million tokens",
+            lambda a: a.answers[0].question.model.key,
+        ),
     ),
 }

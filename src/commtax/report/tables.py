@@ -21,26 +21,21 @@ ANSWER = "bold"  # the style of an answer's first sentence: no colour, which som
 OWN_LIMITS = "own-limits"
 SENT = "magenta"  # of names of what is sent: dark enough on white, light enough on black
 NOTHING_SENT = "Nothing is sent: there is only one rank."
-CONTEXT = {
+STEP_WITHOUT = {"decode": "with no prefill in it", "prefill": "with no decoding in it"}  # of what a server does
+CONTEXT = {  # what the context of a served step is
     "decode": "cached tokens per request",
     "prefill": "prompt tokens per request",
     "mixed": "cached tokens per request, and one prompt as long",
 }
-"""What the context of a served step is."""
+
+
+Cells = Iterable[Iterable[str | Text]]
 
 
 def show_table(
-    console: Console,
-    columns: Sequence[str],
-    rows: Iterable[Iterable[str | Text]],
-    expendable: Sequence[str] = (),
-    title: str = "",
-    apart: bool = True,
+    console: Console, columns: Sequence[str], rows: Cells, expendable: Sequence[str] = (), title: str = "", apart: bool = True
 ) -> None:
-    """Show columns, those that start with '>' right-aligned, ``apart`` from what is above them.
-
-    A narrow screen does without ``expendable`` ones, the first of them first.
-    """
+    """Show columns, those with '>' right-aligned, ``apart`` from what is above. A narrow screen lacks ``expendable`` ones."""
     if apart:
         console.print()
     console.print(DrawnTable(columns, [list(row) for row in rows], title, expendable, telling(console).wider))
@@ -62,7 +57,7 @@ def show_rejected(console: Console, rejected: Iterable[tuple[str, str]]) -> None
         show_table(console, ("rejected", "why"), rows[:MOST_REJECTED] + more)
 
 
-def drop_empty_columns(columns: Sequence[str], rows: Iterable[Iterable[str | Text]]) -> TableCells:
+def drop_empty_columns(columns: Sequence[str], rows: Cells) -> TableCells:
     """Return a table without its empty columns."""
     cells = [list(row) for row in rows]
     kept = [i for i in range(len(columns)) if any(str(row[i]) not in ("", "-") for row in cells)]
@@ -158,10 +153,6 @@ def say_question(console: Console, q: Question, *more: str, gpus: str = "") -> N
     say(console, f"{model_words(q.model)} on {cluster_words(q)}: {gpus or describe_gpus(q.plan)}, {engine}", "dim")
     if more:
         say(console, ", ".join(more), "dim")
-
-
-STEP_WITHOUT = {"decode": "with no prefill in it", "prefill": "with no decoding in it"}
-"""What a step leaves out of what a server does."""
 
 
 def served_step(q: Question) -> str:

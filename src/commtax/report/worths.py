@@ -17,20 +17,38 @@ from commtax.verbs.settling import context_notes, link_notes
 from commtax.verbs.worth import PayRange, SettingWorth, TechniqueWorth, Worth
 
 STYLES = {gains.GAINS: "green", gains.LOSES: "red", gains.UNDECIDED: ""}
+WEIGHED = {gains.GAINS: "gains", gains.LOSES: "loses", gains.UNDECIDED: "is undecided"}
+MOST_NAMED = 3  # techniques that a sentence names of each kind
 AXES = {"prompt": "prompt length"}  # what axes are called, where not by their name
 FIGURES = (">gain", ">range", ">TTFT", ">TPOT", ">tokens/s", ">step", ">step alone", ">KV tokens", ">when full")
 COLUMNS = ("technique", "verdict", *FIGURES)
 EXPENDABLE = ("when full", "KV tokens", "tokens/s", "step alone", "step", "TTFT", "TPOT", "range")
+ADVICE = {  # what is said of techniques by what to do about them, in the order of being told
+    gains.SET: "Worth setting {where}",
+    gains.MEASURE: "Undecided, measure first",
+    gains.WHEN_FULL: "Worth it only once the KV cache is full",
+    gains.NO_GAIN: "Undecided, no gain expected",
+    gains.LEAVE: "Not worth it",
+}
 
 
 def show_worth(console: Console, w: Worth) -> None:
     """Show what to set and what there is now, then each technique, best first, its flag, and what cannot be had here."""
     if not w.fits:
-        tables.say(console, _lacking(w), "bold red")
+        named, able = tables.batch_words(w.question), [row.asked for row in w.here if row.verdict == "gains" and not row.beside]
+        each = f"{w.requests.running:,.0f} requests of a replica run at once, and the others wait"
+        cure = f"{' or '.join(able)} makes room" if able else "nobody can run this plan (commtax fit says what would)"
+        batch = f"{named[0].upper()}{named[1:]} does not fit in memory; {each}."
+        tables.say(console, batch if w.starts else f"Does not fit in memory as it is: {cure}.", "bold red")
     tables.say(console, "\n".join([_verdict(w), *_prompt_words(w)]), tables.ANSWER)
     if basis := _basis(w):
         tables.say(console, basis)
-    tables.say(console, _now(w))
+    on, room = ", ".join(text for _, text in techniques_on(w.question)), f"room for {w.kv_tokens:,} KV tokens"
+    load = "" if w.of_step else f"{_load(w)}, {tables.length_words(w.question, True)}: "
+    rate = _rate(float(w.bill.tokens_per_s), w)
+    step = f"; {tables.served_step(w.question)}: step {format_seconds(w.bill.step_s)}, {rate}" if w.of_step else ""
+    now = f"now, with {on}" if on else "without the techniques below"
+    tables.say(console, f"{now}: {load}{_times_text(w)}; {room}{step}")
     tables.say_question(console, w.question)
     if w.here:
         tables.show_table(console, *tables.drop_empty_columns(COLUMNS, [_cells(row, w) for row in w.here]), EXPENDABLE)
@@ -40,7 +58,10 @@ def show_worth(console: Console, w: Worth) -> None:
     if w.idle:
         tables.say(console, f"No difference here: {', '.join(row.name for row in w.idle)}", "dim")
     _show_left_out(console, w)
-    tables.notes(console, _remarks(w), _details(w))
+    details = ["range: 80% of true gains should fall within it, by published gains and errors of constants (docs/techniques.md)"]
+    for source in dict.fromkeys(row.technique.source for row in w.here if row.technique.source):
+        details.append(f"{', '.join(row.name for row in w.here if row.technique.source == source)}: {source}")
+    tables.notes(console, _remarks(w), details)
 
 
 def _basis(w: Worth) -> str:
@@ -53,26 +74,6 @@ def _basis(w: Worth) -> str:
     if r.running < q.batch:
         keep = f"of whose requests {r.running:,.0f} run at once in each replica"
     return f"Gains are for whole requests: {clients}, {keep}, {tables.length_words(q, True)}; 'step alone' is a step's gain."
-
-
-def _lacking(w: Worth) -> str:
-    """Say what does not fit: one request, or the batch of the question."""
-    if w.starts:
-        named = tables.batch_words(w.question)
-        each = f"{w.requests.running:,.0f} requests of a replica run at once"
-        return f"{named[0].upper()}{named[1:]} does not fit in memory; {each}, and the others wait."
-    able = " or ".join(row.asked for row in w.here if row.verdict == "gains" and not row.beside)
-    cure = f"{able} makes room" if able else "nobody can run this plan (commtax fit says what would)"
-    return f"Does not fit in memory as it is: {cure}."
-
-
-def _now(w: Worth) -> str:
-    on, room = ", ".join(text for _, text in techniques_on(w.question)), f"room for {w.kv_tokens:,} KV tokens"
-    now = f"now, with {on}" if on else "without the techniques below"
-    if not w.of_step:
-        return f"{now}: {_load(w)}, {tables.length_words(w.question, True)}: {_times_text(w)}; {room}"
-    step = f"step {format_seconds(w.bill.step_s)}, {_rate(float(w.bill.tokens_per_s), w)}"
-    return f"{now}: {_times_text(w)}; {room}; {tables.served_step(w.question)}: {step}"
 
 
 def _rate(tokens_per_s: float, w: Worth) -> str:
@@ -93,27 +94,16 @@ def _show_left_out(console: Console, w: Worth) -> None:
         tables.show_table(console, ("left out", "why"), [(", ".join(keys), reason) for reason, keys in why.items()])
         return
     console.print()
-    for line in _left_out(w):
-        tables.say(console, line, "dim")
-
-
-def _left_out(w: Worth) -> Iterator[str]:
     q = w.question
-    kinds = {
-        ALREADY_ON: "already on",
-        OTHER_ENGINES: f"not in {q.engine.name}",
-        OTHER_CHIPS: f"not for {q.cluster.chip.key}",
-        OTHER_MODELS: f"not for {q.model.key}",
-        "": "not for this plan",
-        UNSAID: "needs a figure from you (--details says which)",
-    }
-    for kind, title in kinds.items():
+    kinds = {ALREADY_ON: "already on", OTHER_ENGINES: f"not in {q.engine.name}", OTHER_CHIPS: f"not for {q.cluster.chip.key}"}
+    kinds |= {OTHER_MODELS: f"not for {q.model.key}", "": "not for this plan"}
+    for kind, title in (kinds | {UNSAID: "needs a figure from you (--details says which)"}).items():
         names = list[str]()
         for row in (row for row in w.refused if row.kind == kind):
             others = [program(name).title for name in row.technique.flags] if kind == OTHER_ENGINES else []
             names.append(f"{row.technique.key} ({', '.join(others)})" if others else row.technique.key)
         if names:
-            yield f"{title}: {', '.join(names)}"
+            tables.say(console, f"{title}: {', '.join(names)}", "dim")
 
 
 def _load(w: Worth) -> str:
@@ -126,9 +116,6 @@ def _times_text(w: Worth) -> str:
     tpot = f"TPOT {format_seconds(r.tpot_s)}, " if w.question.requests.output_len > 1 else ""
     rate = _rate(r.tokens_per_s, w) if w.question.phase == "prefill" else f"{r.tokens_per_s:,.1f} output tokens/s"
     return f"TTFT {format_seconds(r.ttft_s)}, {tpot}{rate}"
-
-
-MOST_NAMED = 3  # techniques that a sentence names of each kind
 
 
 def _verdict(w: Worth) -> str:
@@ -179,23 +166,10 @@ def _dropped_words(w: Worth) -> Iterator[str]:
     yield from (f"Without {x.flag} {x.cost}." for x in w.weighed if x.cost)
 
 
-ADVICE = {
-    gains.SET: "Worth setting {where}",
-    gains.MEASURE: "Undecided, measure first",
-    gains.WHEN_FULL: "Worth it only once the KV cache is full",
-    gains.NO_GAIN: "Undecided, no gain expected",
-    gains.LEAVE: "Not worth it",
-}
-"""What is said of techniques by what to do about them, in the order of being told."""
-
-
 def _doubt(rows: list[TechniqueWorth]) -> str:
     """Say whose acceptance of drafts gains rest on, where the question names none."""
     taken = dict.fromkeys(row.accepted for row in rows[:MOST_NAMED] if row.accepted)
     return f", if drafts are accepted as often as {' or '.join(taken)}" if taken else ""
-
-
-WEIGHED = {gains.GAINS: "gains", gains.LOSES: "loses", gains.UNDECIDED: "is undecided"}
 
 
 def _set_words(row: TechniqueWorth) -> str:
@@ -304,12 +278,6 @@ def _remarks(w: Worth) -> Iterator[str]:
         yield from (f"{row.name}: {note}" for note in row.notes)
 
 
-def _details(w: Worth) -> Iterator[str]:
-    yield "range: 80% of true gains should fall within it, by published gains and errors of constants (docs/techniques.md)"
-    for source in dict.fromkeys(row.technique.source for row in w.here if row.technique.source):
-        yield f"{', '.join(row.name for row in w.here if row.technique.source == source)}: {source}"
-
-
 def worth_document(w: Worth) -> Record:
     rows, on = (list(map(worth_row, some)) for some in (w.rows, w.on))
     verdict = " ".join([_verdict(w), *_prompt_words(w)])
@@ -328,7 +296,7 @@ MANNERS = {
         bars(
             lambda w: [(row.name, row.gain - 1, row.low - 1, row.high - 1) for row in w.here],
             "%",
-            lambda w: f"{question_title(w)}: gain of each technique",
+            lambda w: f"{question_title(w.question)}: gain of each technique",
         ),
     ),
 }

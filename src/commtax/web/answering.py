@@ -35,9 +35,14 @@ GRID = Key("grid", "grid", "tp-link", "Which heat map.", words=GRIDS)
 @lru_cache(maxsize=1)
 def catalogue() -> Record:
     start = table("report/view/tour.toml")
-    hosts = (*catalog.keys("clusters"), *start["usual_clusters"])
+    hosts, models = (*catalog.keys("clusters"), *start["usual_clusters"]), list[Record]()
+    for key, model in ((key, bundled_model(key)) for key in catalog.keys("models")):
+        assert model is not None
+        name = next((a.split("/")[1] for a in model.aliases if "/" in a), key)
+        sizes = {"params": num_params(model), "family": model.architecture, "experts": model.experts is not None}
+        models.append({"key": key, "name": name, **sizes})
     return {
-        "models": [_model(key) for key in catalog.keys("models")],
+        "models": models,
         "clusters": [{"key": key, "name": catalog.cluster(key).name} for key in hosts],
         "chips": [{"key": key, "name": catalog.chip(key).name} for key in catalog.keys("chips")],
         "links": [{**facts(x, "key", "name"), "kind": x.scope} for x in map(catalog.link, catalog.keys("links"))],
@@ -48,6 +53,7 @@ def catalogue() -> Record:
     }
 
 
+# What answers each question of ``http.toml``, and the keys that it takes beside the state's
 ANSWERS: dict[str, tuple[Answer, tuple[Key, ...]]] = {
     "view": (state_view, ()),
     "glance": (state_glance, ()),
@@ -64,9 +70,6 @@ ANSWERS: dict[str, tuple[Answer, tuple[Key, ...]]] = {
     "traffic": (traffic_answer, ()),
     "catalog": (lambda _: catalogue(), ()),
 }
-"""What answers each question of ``http.toml``, and the keys that it takes beside the state's."""
-
-
 DROPPED = "audit"  # the one question that has a body: a file, behind its query and a zero byte
 
 
@@ -107,11 +110,3 @@ def _read_state(name: str, query: bytes, extra: tuple[Key, ...]) -> State:
             raise RefusedError(f"unknown key '{pairs[0][0][:40]}': the catalogue takes none", pairs[0][0][:40])
         return State()
     return parse(pairs, extra)
-
-
-def _model(key: str) -> Record:
-    model = bundled_model(key)
-    assert model is not None
-    name = next((a.split("/")[1] for a in model.aliases if "/" in a), key)
-    sizes = {"params": num_params(model), "family": model.architecture, "experts": model.experts is not None}
-    return {"key": key, "name": name, **sizes}

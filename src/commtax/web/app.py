@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
@@ -16,8 +16,7 @@ from commtax.web.answering import ANSWERS, DROPPED, Written, write_answer
 from commtax.web.assets import served_files
 from commtax.web.guard import API, BODIES, CLAIM, FILE_TYPE, HTTP, NAME, App, Guard, problem
 
-Asker = Callable[[str, bytes], Coroutine[object, object, Written]]
-"""Who answers: the name of a question and its query, as they came."""
+Asker = Callable[[str, bytes], Coroutine[object, object, Written]]  # who answers, from a question's name and query as they came
 Endpoint = Callable[[Request], Awaitable[Response]]
 Schema = dict[str, object]
 VALUE = "integer | number | string | null"  # what a control may be set to
@@ -47,7 +46,7 @@ def create_app(host: str = "127.0.0.1", asker: Asker = here) -> App:
     for name, (content, kind) in served_files().items():
         app.add_route("/" if name == "index.html" else f"/{name}", _file(content, kind), methods=["GET"], include_in_schema=False)
     app.add_exception_handler(HTTPException, _missing)
-    app.openapi()["components"] = {"schemas": {name: _shape(name, row) for name, row in table("web/shapes.toml").items()}}
+    app.openapi()["components"] = {"schemas": dict(_shapes())}
     return Guard(app, host)
 
 
@@ -104,7 +103,12 @@ def _drop(asker: Asker) -> Endpoint:
 
 async def _while_wanted(request: Request, work: Coroutine[object, object, Written]) -> Written | None:
     """Return what the work brings, or give it up when the client hangs up."""
-    answer, gone = asyncio.create_task(work), asyncio.create_task(_gone(request))
+
+    async def wait_for_hangup() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    answer, gone = asyncio.create_task(work), asyncio.create_task(wait_for_hangup())
     try:
         await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
         return await answer if answer.done() else None
@@ -112,11 +116,6 @@ async def _while_wanted(request: Request, work: Coroutine[object, object, Writte
         answer.cancel()
         gone.cancel()
         await asyncio.gather(answer, gone, return_exceptions=True)
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _file(body: bytes, kind: str) -> Endpoint:
@@ -155,15 +154,13 @@ def schema_of(kind: str) -> Schema:
     return schema_of(VALUE) if kind == "value" else {} if kind == "any" else {"type": kind}
 
 
-def _shape(name: str, row: Mapping[str, str | bool]) -> Schema:
-    keys = {key: kind for key, kind in row.items() if isinstance(kind, str) and key != "about"}
-    return {
-        "type": "object",
-        "description": row.get("about", name),
-        "properties": {key.rstrip("?"): schema_of(kind) for key, kind in keys.items()},
-        "required": [key for key in keys if not key.endswith("?")],
-        "additionalProperties": row.get("open", False),
-    }
+def _shapes() -> Iterator[tuple[str, Schema]]:
+    for name, row in table("web/shapes.toml").items():
+        keys = {key: kind for key, kind in row.items() if isinstance(kind, str) and key != "about"}
+        properties = {key.rstrip("?"): schema_of(kind) for key, kind in keys.items()}
+        required, more = [key for key in keys if not key.endswith("?")], row.get("open", False)
+        shape: Schema = {"type": "object", "description": row.get("about", name), "properties": properties}
+        yield name, shape | {"required": required, "additionalProperties": more}
 
 
 def parameters(extra: tuple[Key, ...]) -> list[Schema]:

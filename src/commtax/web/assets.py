@@ -42,7 +42,6 @@ def offline(page: object, name: str = "page") -> str:
 
 
 def _text(file: str, page: str) -> str:
-    """Return a file of a page, or else of the one that is served."""
     return (page_files() | page_files(page))[file][0].decode("utf-8")
 
 

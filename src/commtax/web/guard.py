@@ -4,6 +4,7 @@ import ipaddress
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from contextlib import suppress
 
 from commtax.files import table
 from commtax.redaction import redact
@@ -20,20 +21,12 @@ API = "/api/"  # what computes: pages elsewhere may link to the page, and ask no
 DROP_PATH = f"{API}audit"
 NAME = Key("file", "file", "dropped file", "The name of the file; of several, with a slash between them.", length=8192)
 BODIES = Key("sizes", "sizes", "", "Bytes of each of several files.", length=4096, pattern="[0-9]{1,9}(,[0-9]{1,9})*")
-CLAIM = Key(
-    "claim",
-    "claim",
-    0,
-    "1: what ran is what the other keys say; 2: only where the files name their model and TP; 0: nobody says what ran.",
-    low=0,
-    high=2,
-)
+RAN = "1: what ran is what the other keys say; 2: only where the files name their model and TP; 0: nobody says what ran."
+CLAIM = Key("claim", "claim", 0, RAN, low=0, high=2)
 MOST_ORIGIN = 100  # signs of an origin that a refusal repeats
-FILE_TYPE = b"application/octet-stream"
-"""What a dropped file is sent as. Browsers ask first before they send this for a page of another origin, and are refused."""
+FILE_TYPE = b"application/octet-stream"  # of a dropped file: browsers ask before they send this for a page elsewhere
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-HTTP = table("web/http.toml")
-"""What is said beside answers: headers to browsers, what a refusal's status means, examples for readers of the schema."""
+HTTP = table("web/http.toml")  # headers to browsers, what a refusal's status means, examples for readers of the schema
 RAW = [(name.encode(), value.encode()) for name, value in HTTP["headers"].items()]
 
 
@@ -57,7 +50,10 @@ class Guard:
             return
         guarded = _add_headers(send, head=scope["method"] == "HEAD")
         if refused := self._refused(scope):
-            await _answer(guarded, *refused)
+            status, body, headers = refused
+            plain = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+            await guarded({"type": "http.response.start", "status": status, "headers": [*plain, *headers]})
+            await guarded({"type": "http.response.body", "body": body})
         else:
             await self.app(scope if scope["method"] == "POST" else {**scope, "method": "GET"}, receive, guarded)
 
@@ -94,8 +90,9 @@ class Guard:
         name = match[1].lower().strip("[]").rstrip(".")
         if name in (*LOOPBACK, self.host):
             return True
-        # Bound to all addresses, each of them is ours; a name is not, because anybody can point one here.
-        return self.host in ("0.0.0.0", "::") and _is_address(name)
+        with suppress(ValueError):  # bound to all addresses, each of them is ours; a name is not: anybody can point one here
+            return self.host in ("0.0.0.0", "::") and bool(ipaddress.ip_address(name))
+        return False
 
 
 def _foreign_origin(headers: dict[bytes, bytes]) -> str:
@@ -113,14 +110,6 @@ def _headers(message: Message) -> list[tuple[bytes, bytes]]:
     return list(headers) if isinstance(headers, Iterable) else []
 
 
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
 def _add_headers(send: Send, head: bool) -> Send:
     """Add what browsers are told, and to HEAD send the head alone."""
 
@@ -132,9 +121,3 @@ def _add_headers(send: Send, head: bool) -> Send:
         await send(message)
 
     return sending
-
-
-async def _answer(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-    plain = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": [*plain, *headers]})
-    await send({"type": "http.response.body", "body": body})

@@ -17,24 +17,22 @@ import sys
 import traceback
 from collections.abc import Iterator
 
-from commtax.web.answering import Written, write_answer
+from commtax.web.answering import write_answer
 from commtax.web.guard import HTTP, problem
 
 ASKED = struct.Struct("!BI")  # a question's head: bytes of its name, bytes of its query
 TOLD = struct.Struct("!HI?")  # an answer's head: status, bytes of the body, and whether the worker has done its share
-LIMIT_S: float = HTTP["patience"]["usual"]
-"""Seconds until a question's time is up: nobody waits for 5 s, except for a search."""
+LIMIT_S: float = HTTP["patience"]["usual"]  # seconds until a question's time is up: nobody waits for 5 s, except for a search
 SHARE = 1_000  # answers of one worker: caches and fragments go with it
 MOST_RESIDENT = 600e6  # bytes; a worker that was ever larger is replaced after its answer …
 MOST_BYTES = 4 * 2**30  # … and this much address space is all that one gets
-WARM = (
+WARM = (  # questions that load what most others need, so that every worker is born with it
     ("view", b""),
     ("view", b"ph=train&c=2x8xh100-sxm&tp=8&dp=2"),
     ("compare", b""),
     ("plan", b"c=2xh100-sxm"),
     ("pipeline", b"ph=train&pp=2"),
 )
-"""Questions that load what most others need, so that every worker is born with it."""
 
 
 def limit_of(name: str) -> float:
@@ -91,7 +89,12 @@ def _work(line: socket.socket) -> None:
         text = line.recv(name + query, socket.MSG_WAITALL)
         kind = text[:name].decode()
         with _end_with_line(line, limit_of(kind)):
-            status, body = _answer(kind, text[name:])
+            try:
+                status, body = write_answer(kind, text[name:])
+            except Exception:
+                traceback.print_exc()  # our own mistake: said where the server was started
+                status = 500
+                body = problem("this question found a mistake in commtax; where it was started stands which", kind)
         resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         line.sendall(TOLD.pack(status, len(body), done == SHARE or resident > MOST_RESIDENT) + body)
 
@@ -108,11 +111,3 @@ def _end_with_line(line: socket.socket, limit_s: float) -> Iterator[None]:
     finally:
         fcntl.fcntl(line, fcntl.F_SETFL, flags)  # before the answer is sent: its being read would be a signal too
         signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def _answer(name: str, query: bytes) -> Written:
-    try:
-        return write_answer(name, query)
-    except Exception:
-        traceback.print_exc()  # our own mistake: said where the server was started
-        return 500, problem("this question found a mistake in commtax; where it was started stands which", name)

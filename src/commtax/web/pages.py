@@ -1,5 +1,6 @@
 """What the page asks for and ``--html`` writes: questions of its controls priced and fitted, and drawn by ``report.view``."""
 
+from contextlib import suppress
 from dataclasses import replace
 
 from commtax.catalog.techniques import changes_of
@@ -14,7 +15,7 @@ from commtax.report.view import Patch, glance, view
 from commtax.report.view.pictures import served_patch, serving_front, training_front
 from commtax.report.view.state import SHORT, SHOWN, State, arguments, command_line, on_page, refusal, short_keys, state_of
 from commtax.report.worths import pays_text, worth_document, worth_row
-from commtax.verbs.billing import StepBill, price
+from commtax.verbs.billing import price
 from commtax.verbs.explained_step import ExplainedStep
 from commtax.verbs.fit_advice import add_advice
 from commtax.verbs.fitting import Fit, holds
@@ -137,17 +138,13 @@ def _page(kind: str, shown: Record | None, **pictures: object) -> Record:
 def bill_page(step: ExplainedStep, command: str) -> Record:
     """Return a bill with all its pictures, with heat maps where the page's controls can ask the same question."""
     b, state = step.bill, state_of(step.bill.question)
-    grids = {kind: state_grid(state, kind) for kind in GRIDS} if _prices_alike(b, state) else None
+    grids, alike = None, False
+    with suppress(ValueError):  # where the state prices to this bill, its neighbours are this bill's too
+        alike = bool(abs(float(price(settle(state.question)).step_s) / float(b.step_s) - 1) < 1e-9) and state["ph"] in SHOWN
+    if alike:
+        grids = {kind: state_grid(state, kind) for kind in GRIDS}
     pipeline = page_pipeline(b) if b.question.trains and int(b.question.plan.pp) > 1 else None
     return _page("bill", view(step, state, command), grids=grids, pipeline=pipeline, whys=[why_view(w) for w in every_why(b)])
-
-
-def _prices_alike(b: StepBill, state: State) -> bool:
-    """Return whether the state prices to this bill: then its neighbours are this bill's too."""
-    try:
-        return bool(abs(float(price(settle(state.question)).step_s) / float(b.step_s) - 1) < 1e-9) and state["ph"] in SHOWN
-    except ValueError:
-        return False
 
 
 def plan_page(plans: ServingPlans | TrainPlans, command: str) -> Record:

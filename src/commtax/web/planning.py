@@ -39,7 +39,6 @@ def several_answer(state: State) -> Record:
 
 
 def _loop_options(state: State) -> dict[str, Any]:
-    """Return the options of plans of a closed loop, on one cluster as on several."""
     ttft_s, tpot_s = (state[name] / 1e3 or math.inf for name in ("ttft", "tpot"))
     limits = {"ttft_s": ttft_s, "tpot_s": tpot_s, "confidence": state["sure"] / 100}
     return {"dtypes": (state["dt"],), "techniques": state["try"], **limits, **_wanted(state)}
@@ -103,13 +102,8 @@ def plan_command(state: State, rate: bool = False) -> str:
     places = [state["c"], *({} if trains else others)]
     values: dict[str, object] = {key: state[key] for key in ("intra", "inter", "e", "dt")}
     if trains:
-        values |= {
-            "ph": "train",
-            "gb": global_batch(state),
-            "il": state.length,
-            "tok": f"{state['tok']:.12g}B",
-            "usd": state["usd"],
-        }
+        values |= {"ph": "train", "gb": global_batch(state), "il": state.length}
+        values |= {"tok": f"{state['tok']:.12g}B", "usd": state["usd"]}
     else:
         values |= {"il": state["il"], "ol": state["ol"], "kv": state["kv"], "sure": f"{state['sure']:g}%"}
         values |= {"obj": objective(state, rate), "rps": f"{state['rps']:g}" if rate else "", "try": "" if rate else state["try"]}

@@ -29,12 +29,6 @@ BUSY = 429, problem(SAID, "server", "a bounded number of questions at a time")
 GOING = 429, problem("The server is being stopped; ask again when it runs.", "server", "no answers while it stops")
 
 
-def too_long(name: str) -> Written:
-    """Return the refusal of a question that takes longer than the page waits."""
-    rule = f"{name}: not answered within {limit_of(name):g} s on this machine"
-    return 422, problem(f"{rule}; choose a smaller cluster, or ask on the command line, which has no such limit", name)
-
-
 @dataclass
 class WorkerLine:
     """One worker, seen from here: closing its line ends it."""
@@ -121,10 +115,7 @@ class Nursery:
 
 @contextlib.contextmanager
 def _ignore_interrupts() -> Iterator[None]:
-    """Keep Ctrl-C, which reaches the whole terminal, from what is started inside: the server decides when it is over.
-
-    A mask, and no code between fork and exec: an interrupt that came in there would be lost to the server too.
-    """
+    """Keep Ctrl-C from what is started inside, by a mask: an interrupt between fork and exec would be lost to the server too."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -161,7 +152,9 @@ class WorkerLane:
 
     async def answer(self, nursery: Nursery, name: str, query: bytes) -> Written:
         """Ask a worker, and end one that is spent."""
-        line = self._rested() or await nursery.worker(self.niceness)
+        while self.idle and not self.idle[-1].usable:
+            self.idle.pop().close()
+        line = self.idle.pop() if self.idle else await nursery.worker(self.niceness)
         self.busy.append(line)
         try:
             return await line.ask(name, query)
@@ -171,14 +164,6 @@ class WorkerLane:
                 self.idle.append(line)
             else:
                 line.close()
-
-    def _rested(self) -> WorkerLine | None:
-        while self.idle:
-            line = self.idle.pop()
-            if line.usable:
-                return line
-            line.close()
-        return None
 
 
 class WorkerPool:
@@ -205,7 +190,10 @@ class WorkerPool:
                 return await lane.answer(self._nursery, name, query)
         except (TimeoutError, asyncio.IncompleteReadError, OSError):
             # Time was up here or, a little later, in the worker. One that waited first might have been in time.
-            return GOING if self._closed else BUSY if waited > 0.1 * limit else too_long(name)
+            if self._closed or waited > 0.1 * limit:
+                return GOING if self._closed else BUSY
+            rule = f"{name}: not answered within {limit_of(name):g} s on this machine"
+            return 422, problem(f"{rule}; choose a smaller cluster, or ask on the command line, which has no such limit", name)
         finally:
             lane.turns.release()
 

@@ -1,7 +1,7 @@
 """Requests at a rate as the page asks for them: the plan of its controls, served in time at several rates."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import isfinite
 
 import numpy as np
@@ -12,7 +12,6 @@ from commtax.report.documents import Record
 from commtax.report.requests import STATISTICS, TIMES, fleet_words, rate_words, sweep_document, tail_words
 from commtax.report.view.state import USUAL, RefusedError, State, command_line, flag_of
 from commtax.sim.serving.figures import weighted_quantile
-from commtax.timeline import Counter, Timeline
 from commtax.units import format_seconds
 from commtax.verbs import requests
 from commtax.verbs.examining import NEEDED, RequestSweep, Slo, question_at, sweep, timeline_of
@@ -73,14 +72,12 @@ def traffic_view(s: RequestSweep, chosen: float, slo: Slo) -> Record:
         "sentence": " ".join(sentences),
         "rates": list(s.values),
         "overloaded": [o.overloaded for o in s.outcomes],
-        "curves": [_curve(s, name, curve) for name, curve in CURVES.items()],
+        "curves": [
+            {"key": name, **curve, "values": [x if isfinite(x := o.statistic(name)) else None for o in s.outcomes]}
+            for name, curve in CURVES.items()
+        ],
         "detail": _detail(s.outcomes[at], s.values[at], at == s.knee),
     }
-
-
-def _curve(s: RequestSweep, statistic: str, curve: Mapping[str, str]) -> Record:
-    values = [o.statistic(statistic) for o in s.outcomes]
-    return {"key": statistic, **curve, "values": [value if isfinite(value) else None for value in values]}
 
 
 def _detail(o: RequestsInTime, rate: float, knee: bool) -> Record:
@@ -92,32 +89,34 @@ def _detail(o: RequestsInTime, rate: float, knee: bool) -> Record:
     lanes = [i for i, owner in enumerate(shown.owners) if owner == first]
     slices = np.flatnonzero(np.isin(shown.lane, lanes))[: SHOWN["most_slices"]]
     until, inner = float(shown.end_s[slices].max()) if len(slices) else 0.0, "stage" if o.fleet.workers.stages > 1 else "rank"
+    times, rows, counters = list[Record](), list[list[object]](), list[Record]()
+    for metric, one in TIMES.items():
+        values = {which: o.statistic(f"{metric}_{which}") for which in STATISTICS}
+        finite = {which: value if isfinite(value) else None for which, value in values.items()}
+        times.append({"metric": metric, "name": one["title"], **finite})
+    for i in slices:  # short rows because there are many
+        start_s, end_s = shown.start_s[i], shown.end_s[i]
+        label = f"{shown.name[i]}, {format_seconds(end_s - start_s)}"
+        ends = round(float(start_s), 6), round(float(end_s), 6)
+        rows.append([lanes.index(int(shown.lane[i])), *ends, int(shown.kind[i]), label])
+    for c in (c for c in shown.counters if c.owner == first):
+        names, seen = {"name": c.figure, "short": SHOWN["counters"][c.figure]}, c.at_s <= until
+        counters.append({**names, "at_s": c.at_s[seen], "values": c.value[seen]})
     return {
         "rate": rate,
         "sentence": text,
         "words": tail_words(o),
-        "times": [_percentiles(o, metric, one["title"]) for metric, one in TIMES.items()],
+        "times": times,
         "histogram": histogram(*o.gaps),
         "timeline": {
             "engine": first,
             "lanes": [f"{inner} {place}" if len(lanes) > 1 else "steps" for place in range(len(lanes))],
             "kinds": list(shown.kinds),
             "until_s": until,
-            "slices": [_slice(shown, i, lanes) for i in slices],
-            "counters": [_counter(c, until) for c in shown.counters if c.owner == first],
+            "slices": rows,
+            "counters": counters,
         },
     }
-
-
-def _counter(counter: Counter, until: float) -> Record:
-    seen = counter.at_s <= until
-    names = {"name": counter.figure, "short": SHOWN["counters"][counter.figure]}
-    return {**names, "at_s": counter.at_s[seen], "values": counter.value[seen]}
-
-
-def _percentiles(o: RequestsInTime, metric: str, name: str) -> Record:
-    values = {which: o.statistic(f"{metric}_{which}") for which in STATISTICS}
-    return {"metric": metric, "name": name, **{which: value if isfinite(value) else None for which, value in values.items()}}
 
 
 def histogram(times: np.ndarray, counts: np.ndarray) -> Record:
@@ -135,10 +134,3 @@ def histogram(times: np.ndarray, counts: np.ndarray) -> Record:
     shares = np.histogram(times, bins=edges, weights=counts / total)[0]
     marks = [{"name": name, "value": weighted_quantile(times, counts, share)} for name, share in (("p50", 0.5), ("p99", 0.99))]
     return {"edges_s": edges.tolist(), "shares": shares.tolist(), "beyond": max(0.0, 1 - float(shares.sum())), "marks": marks}
-
-
-def _slice(shown: Timeline, i: int, lanes: Sequence[int]) -> list[object]:
-    """Return one row of the timeline, short because there are many. Its label says how long it takes."""
-    start_s, end_s = shown.start_s[i], shown.end_s[i]
-    label = f"{shown.name[i]}, {format_seconds(end_s - start_s)}"
-    return [lanes.index(int(shown.lane[i])), round(float(start_s), 6), round(float(end_s), 6), int(shown.kind[i]), label]

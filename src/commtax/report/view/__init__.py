@@ -1,7 +1,4 @@
-"""Everything that the page shows for one priced step, as one document: sentence, totals, one layer, axes, bill, what-ifs, memory.
-
-Every figure is the library's; nothing is priced here.
-"""
+"""Everything that the page shows for one priced step, as one document; every figure is the library's."""
 
 from collections.abc import Mapping
 
@@ -16,32 +13,32 @@ from commtax.report.view.state import SHORT, State, arguments, command_line, sho
 from commtax.spec import SIZES
 from commtax.units import format_seconds
 from commtax.verbs.billing import StepBill, by_cost, price
-from commtax.verbs.explained_step import Bar, ExplainedStep, formula, lesson, share_formula, source
+from commtax.verbs.explained_step import ExplainedStep, formula, lesson, share_formula, source
 from commtax.verbs.settling import describe_gpus, settle
 from commtax.verbs.slider_moves import moves
 
 Patch = dict[str, Value]  # keys of the state, and what they are set to
-
-
 NO_COMMANDS = dict.fromkeys(("commtax", "launch", "launch_engine", "launch_why", "nccl", "nccl_why"), "")
+UNTOLD = ("images", "shard", "speculative")  # what a what-if sets back and the page never sets
 
 
 def view(step: ExplainedStep, state: State, command: str = "") -> Record:
-    """Return the view of a bill. ``command`` is the line that priced it, where it was not the state.
-
-    The slower pictures (grids, plans, the pipeline) are asked for on their own.
-    """
+    """Return the view of a bill. ``command`` is the line that priced it, where it was not the state."""
     b, q = step.bill, step.bill.question
     ways = moves(q)
     # one replica may grow where the others stand
     one = step if int(q.plan.replicas) == 1 else ExplainedStep(price(settle(q.but(replicas=1))))
-    patches = [_alone(patch_of(c.changes, one.bill.question), q) for c in one.what_ifs]
-    changes = [(c, c.delta_s / float(b.step_s), patch) for c, patch in zip(one.what_ifs, patches, strict=True)]
+    changes = list[Record]()
+    for c in one.what_ifs:
+        patch = patch_of(c.changes, one.bill.question)
+        if patch and int(q.plan.replicas) > 1 and any(axis in patch for axis in SIZES):
+            patch = {**patch, "rep": 1}  # another size of a server stands alone: so many of them need not have room
+        changes.append(record("page-change", change=c, share=c.delta_s / float(b.step_s), patch=patch))
     return _view(
         step,
         state,
         sentence=step.sentence,
-        changes=[record("page-change", change=c, share=share, patch=patch) for c, share, patch in changes],
+        changes=changes,
         commands=commands(state, b, command),
         limits={SHORT.get(name, name): [move.value for move in way] for name, way in ways.items()}
         | {
@@ -58,12 +55,6 @@ def view(step: ExplainedStep, state: State, command: str = "") -> Record:
     )
 
 
-def _alone(patch: Patch | None, q: Question) -> Patch | None:
-    """Show another size of a server alone: so many of them need not have room."""
-    grown = patch and int(q.plan.replicas) > 1 and any(axis in patch for axis in SIZES)
-    return {**patch, "rep": 1} if patch and grown else patch
-
-
 def glance(step: ExplainedStep, state: State) -> Record:
     """Return the view without what has to be tried out (what-ifs, legal moves, commands), to keep up with a hand on a slider."""
     return _view(step, state, sentence="", changes=[], commands=NO_COMMANDS, limits={}, moves={})
@@ -78,6 +69,15 @@ def _view(step: ExplainedStep, state: State, **tried: object) -> Record:
     pairs = f", pairs over {c.bridge.name}" if c.bridge else ""
     text = f"{hosts} {c.chip.name}, {c.intra.name} inside{pairs}" + ("" if c.is_one_domain else f", {c.inter.name} between")
     on = str(state_of(q)["tq"]).replace(",", ", ")  # techniques that no other key of the state tells
+    bars, lines, chip = list[Record](), list[Record](), c.chip
+    for bar, s in ((bar, bar.segment) for bar in step.layer.bars):
+        name = f"{s.name} {s.line.item.op}" if s.lane == "comm" else s.name
+        words = {"name": name, "formula": share_formula(s, chip), "source": source(s.line, step.library)}
+        bars.append(record("page-bar", bar=bar, segment=s, **words))
+    for x in by_cost(b):
+        by: object = source(x, step.library) if x.kind == "comm" else x.source
+        share = float(x.exposed_s) / float(b.step_s)
+        lines.append(record("page-line", line=x, how=how_sent(x), share=share, formula=formula(x, chip), source=by))
     return record(
         "page-view",
         step=step,
@@ -87,8 +87,8 @@ def _view(step: ExplainedStep, state: State, **tried: object) -> Record:
         cluster={"gpus": c.num_gpus, "used_gpus": used, "text": f"‘{c.typed}’: {text}" if c.typed else text[0].upper() + text[1:]},
         figures=figure_table("step").large_figures({"bill": b}),
         totals=record("page-totals", step=step, bill=b, source=weakest(b), **trained),
-        layer={"length_s": step.layer.length_s, "note": step.layer.note, "bars": [_bar(x, step) for x in step.layer.bars]},
-        lines=[_line(x, step) for x in by_cost(b)],
+        layer={"length_s": step.layer.length_s, "note": step.layer.note, "bars": bars},
+        lines=lines,
         lesson=lesson(b),
         **tried,
     )
@@ -99,22 +99,6 @@ def normal(state: State, q: Question) -> State:
     left = {"m": not state.file, "c": True, "e": "@" not in state["e"], "s": True, "z": q.trains, "sp": True}
     settled = state_of(q)
     return state.but({name: settled[name] for name, is_left in left.items() if is_left})
-
-
-def _bar(bar: Bar, step: ExplainedStep) -> Record:
-    s = bar.segment
-    name = f"{s.name} {s.line.item.op}" if s.lane == "comm" else s.name
-    words = {"formula": share_formula(s, step.bill.question.cluster.chip), "source": source(s.line, step.library)}
-    return record("page-bar", bar=bar, segment=s, name=name, **words)
-
-
-def _line(x: Line, step: ExplainedStep) -> Record:
-    words = {"how": how_sent(x), "formula": formula(x, step.bill.question.cluster.chip)}
-    words["source"] = source(x, step.library) if x.kind == "comm" else x.source
-    return record("page-line", line=x, share=float(x.exposed_s) / float(step.bill.step_s), **words)
-
-
-UNTOLD = ("images", "shard", "speculative")  # what a what-if sets back and the page never sets
 
 
 def patch_of(changes: Mapping[str, object], q: Question) -> Patch | None:
@@ -139,20 +123,16 @@ def commands(state: State, b: StepBill, command: str = "") -> Record:
         costs = f"{top.item.what} {top.item.op} costs {format_seconds(top.exposed_s)} of the step"
         why = f"{costs} (its source: {top.source or 'assumed'}); measuring it would narrow the range most"
         nccl = nccl_command(b, top)[0]
-    return {"commtax": line, **_launch(b), "nccl": nccl, "nccl_why": why}
+    start, start_why, engine = "", "", program_of(b.question.engine).emitted_as
+    try:
+        start = launch_command(b.question, engine)
+    except ValueError as error:
+        start_why = str(error)
+    launch = {"launch": start, "launch_engine": engine, "launch_why": start_why}
+    return {"commtax": line, **launch, "nccl": nccl, "nccl_why": why}
 
 
 def assumption(b: StepBill) -> Line | None:
     """Return the collective whose uncertainty moves the answer most: exposed time times the spread of its source."""
     lines = [x for x in b.items if x.kind == "comm" and float(x.exposed_s) > 0]
     return max(lines, key=lambda x: (float(x.exposed_s) * float(x.sigma), float(x.exposed_s)), default=None)
-
-
-def _launch(b: StepBill) -> Record:
-    q, line, why = b.question, "", ""
-    engine = program_of(q.engine).emitted_as
-    try:
-        line = launch_command(q, engine)
-    except ValueError as error:
-        why = str(error)
-    return {"launch": line, "launch_engine": engine, "launch_why": why}

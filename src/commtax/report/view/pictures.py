@@ -1,7 +1,4 @@
-"""Plans as the page shows them: a table, points of a picture, the recommended one and why, what lost; each with its state.
-
-In a table columns have titles and meanings, and each plan is a row with the state that it is.
-"""
+"""Plans as the page shows them: a table, points of a picture, the recommended one and why, what lost; each with its state."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,11 +19,11 @@ from commtax.planner.fleets import FleetPlans, PlannedServers, fleet_servers, ob
 from commtax.planner.layouts import limit_parts
 from commtax.planner.ranking import FAMILY
 from commtax.planner.reasons import passed_over_words
-from commtax.planner.several_clusters import RankedPlan, SeveralPlans
+from commtax.planner.several_clusters import RankedPlan, SeveralPlans, same_plan
 from commtax.question import Question
 from commtax.report import plan_tables, planning, several_clusters
 from commtax.report.documents import Record, Value
-from commtax.report.figures import FigureTable, figure_table
+from commtax.report.figures import figure_table
 from commtax.report.fleets import fleet_reasons, fleet_sentence, fleets_document, gpu_words, statistic_key
 from commtax.report.manners import LISTED, Manner, bars, layer_drawing
 from commtax.report.money import page_note
@@ -120,47 +117,49 @@ def lost_rows(lost: Iterable[Rejected]) -> list[Record]:
 
 
 def several_front(s: SeveralPlans) -> Record:
-    """Return plans of several clusters in one table and one picture, and the recommended plan of each cluster."""
+    """Return plans of several clusters in one table and one picture, and each cluster's recommended plan, or why it has none."""
     made, chosen, rows = several_clusters.several_document(s, TOP), s.recommended, list[Record]()
     for place, (one, figures) in enumerate(zip(s.listed(TOP), rows_of(made), strict=True)):
-        marked = ["recommended"] * _is_same(one, chosen) + ["best"] * _is_same(one, s.best)
+        marked = [role for role, of in (("recommended", chosen), ("best", s.best)) if of and same_plan(one, of)]
         rows.append(_ranked_card(one, marked, figures, place))
     lost = [
         replace(one, family=f"{one.family} on {a.question.cluster.key}")
         for a in s.answers
         for one in planning.shorten_rejected(a.rejected)
     ]
+    sides = list[Record]()
+    for a in s.answers:
+        marked = ["recommended"] * bool(chosen and chosen.answer is a)
+        row = _ranked_card(RankedPlan(a, a.recommended), marked) if len(a.plans) else None
+        sides.append({**_place(a.question), "text": "" if row else _serving_sentence(a), "row": row})
+    sentence, why = _several_words(s, chosen) if chosen else ("No cluster has a plan that meets the limits.", ())
     return {
         **made,
         "front": [point for a in s.answers for point in front_points(a, a.question.cluster.key, a is (chosen and chosen.answer))],
-        "why": [on_page(line) for line in (*_why_cluster(s), *several_clusters.clusters_without_plans(s))],
-        "sentence": _several_words(s, chosen) if chosen else "No cluster has a plan that meets the limits.",
+        "why": [on_page(line) for line in (*why, *several_clusters.clusters_without_plans(s))],
+        "sentence": sentence,
         **USER_AND_GPU,
         "marks": limit_marks(s.answers[0]),
         "table": plan_table("serving", rows),
         "points": list(_ways_to_run(s)),
-        "sides": [_side(a, chosen) for a in s.answers],
+        "sides": sides,
         "lost": lost_rows(lost),
     }
 
 
-def _several_words(s: SeveralPlans, chosen: RankedPlan) -> str:
-    """Return what to run, and where nothing is limited what for users who wait and for work that nobody waits for."""
-    unwaited = several_clusters.ranked_words(chosen)
-    if not s.waited or not s.waited.recommended:
-        return f"{several_clusters.several_role(s)}: {unwaited}."
-    ways = {several_clusters.WAITED: several_clusters.ranked_words(s.waited.recommended), several_clusters.UNWAITED: unwaited}
-    return " ".join([on_page(words("no-limit")), *(f"When {who}: {plan}." for who, plan in ways.items())])
-
-
-def _why_cluster(s: SeveralPlans) -> Iterator[str]:
-    """Yield the figures of the recommended plan, why this cluster rather than another, then why this plan on it."""
-    if s.recommended:
-        answer, row = s.recommended
-        name, *why = answer.why
-        passed_over = passed_over_words(answer, answer.passed_over, answer.plans.take(slice(row, row + 1))) if s.passed_over else ()
-        figures = f"{'; '.join(several_clusters.ranked_figures(s.recommended))}."
-        yield from (name, figures, *several_clusters.reasons_between(s), *(line for line in why if line not in set(passed_over)))
+def _several_words(s: SeveralPlans, chosen: RankedPlan) -> tuple[str, Sequence[str]]:
+    """Return what to run, where nothing is limited for users who wait and for work that nobody waits for, and why."""
+    answer, unwaited = chosen.answer, several_clusters.ranked_words(chosen)
+    sentence = f"{several_clusters.several_role(s)}: {unwaited}."
+    if s.waited and s.waited.recommended:
+        waited = several_clusters.ranked_words(s.waited.recommended)
+        ways = f"When {several_clusters.WAITED}: {waited}. When {several_clusters.UNWAITED}: {unwaited}."
+        sentence = f"{on_page(words('no-limit'))} {ways}"
+    best = answer.plans.take(slice(chosen.row, chosen.row + 1))
+    passed_over = set(passed_over_words(answer, answer.passed_over, best) if s.passed_over else ())
+    others = (line for line in answer.why[1:] if line not in passed_over)
+    costs = f"{'; '.join(several_clusters.ranked_figures(chosen))}."
+    return sentence, [answer.why[0], costs, *several_clusters.reasons_between(s), *others]
 
 
 def _ways_to_run(s: SeveralPlans) -> Iterator[Record]:
@@ -177,26 +176,11 @@ def _ways_to_run(s: SeveralPlans) -> Iterator[Record]:
             yield {"name": f"{one.answer.question.cluster.key} for {work}", "when": text, "row": _ranked_card(one)}
 
 
-def _is_same(one: RankedPlan, other: RankedPlan | None) -> bool:
-    return other is not None and one.answer is other.answer and one.row == other.row
-
-
 def _ranked_card(one: RankedPlan, marked: Sequence[str] = (), figures: Record | None = None, place: int = 0) -> Record:
     """Return a plan of one of several clusters, whose state names the cluster too."""
     a = one.answer
     patch = {**served_patch(a, a.plans, one.row), "c": a.question.cluster.key}
     return _served_card(a, one.row, figures or several_clusters.ranked_row(one), patch, marked, place)
-
-
-def _side(a: ServingPlans, chosen: RankedPlan | None) -> Record:
-    """Return one cluster beside others: its recommended plan, or why it has none."""
-    marked = ["recommended"] if chosen and chosen.answer is a else []
-    row = _ranked_card(RankedPlan(a, a.recommended), marked) if len(a.plans) else None
-    return {**_place(a.question), "text": "" if row else _serving_sentence(a), "row": row}
-
-
-def _place(q: Question) -> Record:
-    return {"cluster": q.cluster.key, "gpus": q.cluster.num_gpus}
 
 
 def fleet_front(f: FleetPlans) -> Record:
@@ -205,7 +189,15 @@ def fleet_front(f: FleetPlans) -> Record:
     listed = enumerate(zip(f.plans, rows_of(made), strict=True))
     rows = [_fleet_card(trial, figures, roles(place, f.recommended), place) for place, (trial, figures) in listed]
     near = f" The nearest, {gpu_words(f.near[0])}, {obstacle(f.near[0])}." if f.near else ""
-    points = [_fleet_point(trial, i == f.recommended, several) for i, trial in enumerate(f.plans) if isfinite(trial.capacity)]
+    points, sides = list[FrontPoint](), list[Record]()
+    for i, trial in enumerate(f.plans):
+        if isfinite(x := trial.capacity):
+            series = trial.layout.question.cluster.key if several else MODES[int(trial.layout.apart)]
+            text = f"{plural(trial.gpus, 'GPU')} can answer {format_figure(x)} requests/s"
+            points.append(_point(gpu_words(trial), (x, trial.gpus), i == f.recommended, text, series, False))
+    for q in f.questions if several else ():
+        row = next((row for row in rows if row["cluster"] == q.cluster.key), None)
+        sides.append({**_place(q), "text": "" if row else "No fleet on it meets the limits at this rate.", "row": row})
     return {
         **made,
         "front": points,
@@ -215,20 +207,19 @@ def fleet_front(f: FleetPlans) -> Record:
         "y_title": "GPUs",
         "marks": [{"axis": "x", "value": f.question.offered.request_rate, "text": "requested"}],
         "table": plan_table("fleet", rows, [name for name, _ in f.question.goal.slo]),
-        "sides": [_fleet_side(q, rows) for q in f.questions] if several else [],
+        "sides": sides,
         "lost": lost_rows(planning.shorten_rejected(f.rejected)),
     }
 
 
-def _fleet_point(trial: Trial, best: bool, several: bool) -> FrontPoint:
-    plan, series = gpu_words(trial), trial.layout.question.cluster.key if several else MODES[int(trial.layout.apart)]
-    text = f"{plural(trial.gpus, 'GPU')} can answer {format_figure(trial.capacity)} requests/s"
-    return FrontPoint(name=plan, x=trial.capacity, y=trial.gpus, best=best, text=text, series=series, joined=False, patch=None)
+def _place(q: Question) -> Record:
+    return {"cluster": q.cluster.key, "gpus": q.cluster.num_gpus}
 
 
-def _fleet_side(q: Question, rows: Sequence[Record]) -> Record:
-    row = next((row for row in rows if row["cluster"] == q.cluster.key), None)
-    return {**_place(q), "text": "" if row else "No fleet on it meets the limits at this rate.", "row": row}
+def _point(
+    name: str, at: tuple[float, float], best: bool, text: str, series: str, joined: bool, patch: Patch | None = None
+) -> FrontPoint:
+    return FrontPoint(name=name, x=at[0], y=at[1], best=best, text=text, series=series, joined=joined, patch=patch)
 
 
 def front_points(a: ServingPlans, series: str = "", chosen: bool = True) -> list[FrontPoint]:
@@ -283,7 +274,13 @@ def training_front(a: TrainPlans) -> Record:
     less = np.flatnonzero(np.r_[True, needs[1:] < np.minimum.accumulate(needs)[:-1]]) if len(needs) else needs
     drawn = np.unique([*less[:MOST].tolist(), a.recommended]) if len(a.plans) else np.arange(len(a.near))
     rows = a.plans.take(drawn) if len(a.plans) else a.near
-    points = [_training_point(a, rows, i, bool(len(a.plans)) and int(drawn[i]) == a.recommended) for i in range(len(rows))]
+    points = list[FrontPoint]()
+    for i in range(len(rows)):
+        plan, x, y = a.gpu_words(rows, i), float(rows.memory_bytes[i]) / 2**30, 100 * float(rows.mfu[i])
+        step, memory = format_seconds(rows.step_s[i]), format_bytes(rows.memory_bytes[i])
+        text = f"{plan}; {a.kind_words(rows, i)}; step {step}, MFU {rows.mfu[i]:.1%}, {memory} per GPU"
+        best = bool(len(a.plans)) and int(drawn[i]) == a.recommended
+        points.append(_point(plan, (x, y), best, text, "", True, training_patch(a, rows, i)))
     sentence = f"{planning.recommended_words(a)}: {a.why[0]}." if len(a.plans) else "No plan fits in memory; the nearest are shown."
     shown = [int(i) for i in a.splits()[:TOP]] if len(a.plans) else []  # the best plan of each split, and the recommended one
     shown += [a.recommended] if len(a.plans) and a.recommended not in shown else []
@@ -299,13 +296,6 @@ def training_front(a: TrainPlans) -> Record:
         "sides": [],
         "lost": lost_rows(a.rejected),
     }
-
-
-def _training_point(a: TrainPlans, rows: TrainColumns, i: int, best: bool) -> FrontPoint:
-    plan, x, y = a.gpu_words(rows, i), float(rows.memory_bytes[i]) / 2**30, 100 * float(rows.mfu[i])
-    step, memory = format_seconds(rows.step_s[i]), format_bytes(rows.memory_bytes[i])
-    text = f"{plan}; {a.kind_words(rows, i)}; step {step}, MFU {rows.mfu[i]:.1%}, {memory} per GPU"
-    return FrontPoint(name=plan, x=x, y=y, best=best, text=text, series="", joined=True, patch=training_patch(a, rows, i))
 
 
 def training_patch(a: TrainPlans, rows: TrainColumns, i: int) -> dict[str, Value]:
@@ -334,24 +324,21 @@ def plan_table(name: str, rows: Sequence[Record], limits: Iterable[str] = ()) ->
     for key in shown.page:
         for other, title in limited.items() if key == "limited" else [(key, "")]:
             if any(cast("Record", row["values"]).get(other) is not None for row in rows):
-                columns.append(page_column(shown, key, other, title))
+                one = shown.figure(key)
+                columns.append(
+                    {
+                        "key": other,
+                        "figure": key in shown.large,
+                        "less": one.less,
+                        "range": key in shown.ranges,
+                        "minor": key in shown.minor,
+                        "label": title or one.name,
+                        "title": title or one.title or one.name,
+                        "kind": one.page_unit,
+                        "help": one.help,
+                    }
+                )
     return {"columns": columns, "rows": list(rows)}
-
-
-def page_column(shown: FigureTable, key: str, other: str, title: str) -> Record:
-    """Return a figure as the page's scripts take it. Its key here is ``other``, under a ``title`` of its own."""
-    one = shown.figure(key)
-    return {
-        "key": other,
-        "figure": key in shown.large,
-        "less": one.less,
-        "range": key in shown.ranges,
-        "minor": key in shown.minor,
-        "label": title or one.name,
-        "title": title or one.title or one.name,
-        "kind": one.page_unit,
-        "help": one.help,
-    }
 
 
 def _card(figures: Record, place: int, marked: Sequence[str], note: str, setup: str, level: int, patch: Patch) -> Record:

@@ -1,7 +1,4 @@
-"""What the page asks: a state under short keys, as it stands in a link. One table says names, ranges and defaults.
-
-The same table reads a query, writes the normal form back, and describes the parameters to whoever serves them.
-"""
+"""What the page asks: a state under short keys, as it stands in a link. One table says names, ranges and defaults."""
 
 from __future__ import annotations
 
@@ -36,10 +33,24 @@ from commtax.verbs.settling import resolve_question
 from commtax.verbs.slider_moves import MOST
 from commtax.words import spelled
 
+INTEGER = r"-?[0-9]{1,12}"
+NUMBER = r"-?[0-9]{1,12}(\.[0-9]{1,25})?([eE][+-]?[0-9]{1,3})?"
 MAX_GPUS = MOST["dp"]
 MAX_LAYERS = 1_024
 MOST_PLACES = 5  # clusters that one may be compared with
 SHOWN = ("decode", "prefill", "train")  # phases that the page draws
+WORDS: Mapping[str, tuple[str, ...]] = {  # all that a key may be, of those that have a list
+    "ph": SHOWN,
+    "z": ("", "0", "1", "2", "3"),
+    "rc": (*RECOMPUTE, *LIGHT),
+    "sch": TRAINING,
+    "dt": ("", *DTYPE_BYTES),
+    "kv": ("", "bf16", "fp16", "fp8"),
+    "lib": ("", *catalog.keys("libraries")),
+    "obj": OBJECTIVES,
+    "stat": STATISTICS,
+    "try": ("", AUTO),
+}
 
 
 class RefusedError(Refusal):
@@ -74,7 +85,15 @@ class Key:
     def read(self, text: str) -> int | float | str:
         """Read a value from a link, or refuse it with the rule."""
         if not self.is_number:
-            return self._word(text)
+            if self.words and text not in self.words:
+                listed = [w for w in self.words if w]
+                alike = suggest(text[:64], listed)
+                raise RefusedError(f"{self.name} '{_printable(text)}': one of {', '.join(listed)}{alike}", self.name)
+            if len(text.encode("utf-8", "replace")) > self.length:
+                raise RefusedError(f"{self.name}: longer than {self.length:,} bytes", self.name)
+            if self.pattern and text and not re.fullmatch(self.pattern, text):
+                raise RefusedError(f"{self.name} '{_printable(text)}': letters, digits, dots and dashes only", self.name)
+            return text
         whole = isinstance(self.default, int)
         if not re.fullmatch(INTEGER if whole else NUMBER, text):
             kind = "a whole number" if whole else "a number"
@@ -85,40 +104,11 @@ class Key:
             raise RefusedError(f"{self.name}={value:g}: from {self.low:g} to {self.high:g}", self.name, [near])
         return value
 
-    def _word(self, text: str) -> str:
-        if self.words and text not in self.words:
-            listed = [w for w in self.words if w]
-            raise RefusedError(
-                f"{self.name} '{_printable(text)}': one of {', '.join(listed)}{suggest(text[:64], listed)}", self.name
-            )
-        if len(text.encode("utf-8", "replace")) > self.length:
-            raise RefusedError(f"{self.name}: longer than {self.length:,} bytes", self.name)
-        if self.pattern and text and not re.fullmatch(self.pattern, text):
-            raise RefusedError(f"{self.name} '{_printable(text)}': letters, digits, dots and dashes only", self.name)
-        return text
-
-
-INTEGER = r"-?[0-9]{1,12}"
-NUMBER = r"-?[0-9]{1,12}(\.[0-9]{1,25})?([eE][+-]?[0-9]{1,3})?"
-
 
 def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text[:40])
 
 
-WORDS: Mapping[str, tuple[str, ...]] = {
-    "ph": SHOWN,
-    "z": ("", "0", "1", "2", "3"),
-    "rc": (*RECOMPUTE, *LIGHT),
-    "sch": TRAINING,
-    "dt": ("", *DTYPE_BYTES),
-    "kv": ("", "bf16", "fp16", "fp8"),
-    "lib": ("", *catalog.keys("libraries")),
-    "obj": OBJECTIVES,
-    "stat": STATISTICS,
-    "try": ("", AUTO),
-}
-"""All that a key may be, of those that have a list."""
 KEYS = tuple(Key(name, words=WORDS.get(name, ()), **entry) for name, entry in page_keys().items())
 PLAIN = tuple(key for key in KEYS if key.plain)
 SHORT = {name: key.name for key in KEYS for name in (key.option, *key.also)}
@@ -156,12 +146,10 @@ class State:
 
     @property
     def length(self) -> int:
-        """Context of the step: as given, else the usual one of the phase."""
         return int(self["s"] or PHASES[self["ph"]].length)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest request: as given, else a prompt and its answer."""
         return int(self["len"] or min(self.question.model.max_len, self["il"] + self["ol"]))
 
     @property
@@ -198,7 +186,6 @@ class State:
 
     @cached_property
     def question(self) -> Question:
-        """The question of the controls, whose unknown names are refused here."""
         model = _model(self["m"], self["cfg"], self["h"], self["L"], self.file.removesuffix(".json"))
         return resolve_question(model, _cluster(self["c"], self["intra"], self["inter"]), self.options)
 
@@ -206,6 +193,7 @@ class State:
 def state_of(q: Question) -> State:
     """Return the controls as a question would have them."""
     plan, place, engine = q.plan, q.cluster, q.engine
+    techniques = (text for one, text in techniques_on(q) if any(x.strip("?") not in SHORT for x in (*one.sets, *one.takes)))
     keys: dict[str, Value] = {
         "m": q.model.key,
         "c": place.key,
@@ -222,9 +210,7 @@ def state_of(q: Question) -> State:
         "a2a": q.what_if.ep_backend,
         "imb": float(q.what_if.imbalance),
         "lib": q.what_if.library.partition("@")[0],
-        "tq": ",".join(
-            text for one, text in techniques_on(q) if not all(name.strip("?") in SHORT for name in (*one.sets, *one.takes))
-        ),
+        "tq": ",".join(techniques),
     }
     if not q.trains:
         return State().but(keys | {"kv": "" if plan.kv_dtype == plan.activations_dtype else plan.kv_dtype})
@@ -233,8 +219,8 @@ def state_of(q: Question) -> State:
     return State().but({**keys, **kinds, "n": int(q.batch // q.micro_batch), "as": axes})
 
 
+# What needs no word; of all others nothing, "" and False
 USUAL = {key.option: options()[key.option].default for key in KEYS if key.option in options()}
-"""What needs no word; of all others nothing, "" and False."""
 FLAGS = {name: option.flags[0] for name, option in options().items() if option.flags} | {axis: f"-{axis}" for axis in SIZES}
 
 
@@ -311,17 +297,16 @@ def _cluster(name: str, intra: str, inter: str, key: str = "c") -> Cluster:
 
 
 def parse_pasted_config(text: str) -> Mapping[str, object]:
+    def refuse_constant(name: str) -> float:
+        raise Refusal(f"{name} is not a number of JSON")
+
     try:
-        config = json.loads(text, parse_constant=_no_constant)
+        config = json.loads(text, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
         raise RefusedError(f"cfg: not valid JSON ({_printable(str(error))})", "cfg", malformed=False) from None
     if not isinstance(config, dict):
         raise RefusedError("cfg: a JSON object is needed, as in config.json", "cfg", malformed=False)
     return config
-
-
-def _no_constant(name: str) -> float:
-    raise Refusal(f"{name} is not a number of JSON")
 
 
 def free_config(hidden: int, layers: int) -> Mapping[str, object]:
