@@ -199,9 +199,11 @@ def _train(order: Order) -> NoReturn:
     if options.global_batch is None:
         raise Refusal.about(global_batch="training needs the sequences of a step, such as --global-batch 1024")
     length = q.kind.length if options.input_len is None else options.input_len
-    goal = {"global_batch": options.global_batch, "context": length, "sequence_parallel": True, "margin": options.margin}
-    goal |= {"train_tokens": parse_tokens(options.tokens, "tokens")} if options.tokens else {}
-    q, *others = (with_prices([one.but(**goal)], options.price)[0] for one in (q, *order.engines))
+    batch, tokens = options.global_batch, parse_tokens(options.tokens, "tokens") if options.tokens else None
+    put = [
+        one.but(global_batch=batch, context=length, sequence_parallel=True, margin=options.margin) for one in (q, *order.engines)
+    ]
+    q, *others = (with_prices([one.but(train_tokens=tokens) if tokens else one], options.price)[0] for one in put)
     if others:
         _train_with_several(order, [q, *others])
     searched, speed = _time_search(lambda: best_training(q))

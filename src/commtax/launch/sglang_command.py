@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from commtax.launch.flags import FlagReading, FlagValues, WrittenWord, flags_of, group_attention
+from commtax.launch.flags import FlagReading, FlagValues, Value, WrittenWord, flags_of, group_attention
 from commtax.launch.jobs import PORT, RANK, Address, Command, LaunchJob, above_one, model_id, server_flags
 from commtax.statement import Refusal
 
@@ -29,9 +29,8 @@ def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str])
     if values.spread != "":
         _drawn_below(reading)
     groups = int(values.dp or 1)  # limits are of the whole server: every group gets its part
-    for name, parts in (("max_num_seqs", groups), ("max_num_batched_tokens", groups if values.dp_attention else 1)):
-        if (limit := values.get(name, "")) != "":
-            values[name] = max(1, int(limit) // max(1, parts))
+    values.max_num_seqs = _share(values.max_num_seqs, groups)
+    values.max_num_batched_tokens = _share(values.max_num_batched_tokens, groups if values.dp_attention else 1)
     if splits > 1:  # ranks of a prompt are among those of tp
         values.tp = max(1, tp // splits)
     if values.dp_attention:
@@ -50,6 +49,10 @@ def complete(reading: FlagReading) -> None:
     if steps and rows and steps.value.isdigit() and rows.value.isdigit() and int(rows.value) > int(steps.value) + 1:
         tree = f"drafts are a tree of {int(rows.value) - 1}, {steps.value} deep"
         reading.note("tree", f"{tree}: priced as the one path of it that can be accepted")
+
+
+def _share(limit: Value, parts: int) -> Value:
+    return limit if limit == "" else max(1, int(limit) // max(1, parts))
 
 
 def _drawn_below(reading: FlagReading) -> None:

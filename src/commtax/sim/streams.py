@@ -125,11 +125,16 @@ def random_numbers(seed: int) -> list[np.random.Generator]:
     return np.random.default_rng(seed).spawn(2)
 
 
-def _check(rate: float, count: int | None, duration_s: float, burstiness: float) -> None:
-    values = ("request_rate", rate, " requests/s"), ("duration", duration_s, " s"), ("burstiness", burstiness, "")
-    for name, value, unit in values:
+def _check_above_zero(unit: str, **values: float) -> None:
+    for name, value in values.items():
         if not value > 0:
             raise Refusal(f"{name}={value:g}{unit}: a number above 0 is needed; nearest valid: 1", name, (1,))
+
+
+def _check(rate: float, count: int | None, duration_s: float, burstiness: float) -> None:
+    _check_above_zero(" requests/s", request_rate=rate)
+    _check_above_zero(" s", duration=duration_s)
+    _check_above_zero("", burstiness=burstiness)
     if count is None and isinf(duration_s):
         raise Refusal.about(num_prompts="how many requests, or a duration in which they arrive, is needed; for example 1000")
     if isfinite(duration_s) and isinf(rate):

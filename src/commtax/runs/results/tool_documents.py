@@ -425,6 +425,6 @@ def _trtllm_result(labels: Mapping[str, str], stats: dict[str, dict[str, float]]
     limited = rate is not None and rate <= LEVEL.limitless
     lengths = figure("average input length (tokens)"), figure("average output length (tokens)")
     facts = {name: labels[label] for label, name in TRTLLM["facts"].items() if label in labels and labels[label] != "None"}
-    timed = {"duration_s": whole * MS if whole else None, "request_rate": rate if rate and limited else math.inf}
+    duration, sent = whole * MS if whole else None, rate if rate and limited else math.inf
     kind = "serve" if limited else "throughput"
-    return result("trtllm", kind, figures, stats, **timed, lengths=lengths, facts=facts)
+    return result("trtllm", kind, figures, stats, duration_s=duration, request_rate=sent, lengths=lengths, facts=facts)
