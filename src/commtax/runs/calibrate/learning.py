@@ -180,9 +180,19 @@ def part_lessons(step: MeasuredStep, base: PricedStep, now: PricedStep) -> Itera
     for part, seconds in sorted(comparable(step, now).items()):
         slopes = now.slopes(part, bool(work.prefill_seqs))
         off = np.log(seconds / now.seconds[part]) + sum(slope * logs.get(name, 0.0) for name, slope in slopes.items())
-        noise = step.noise.get(part, 1.0) * (LEVEL.slowed if part == "host" and seconds > base.seconds[part] else 1.0)
-        load, times = (seqs * float(q.plan.dp), seen, float(bool(work.decode_seqs))), (seconds, base.seconds[part], float(off))
-        yield RunLesson(where, part, *load, *times, slopes, noise, step.label)
+        yield RunLesson(
+            deployment=where,
+            metric=part,
+            clients=seqs * float(q.plan.dp),
+            input_len=seen,
+            output_len=float(bool(work.decode_seqs)),
+            measured_s=seconds,
+            catalogue_s=base.seconds[part],
+            residual=float(off),
+            slopes=slopes,
+            noise=step.noise.get(part, 1.0) * (LEVEL.slowed if part == "host" and seconds > base.seconds[part] else 1.0),
+            label=step.label,
+        )
 
 
 PROFILED = "profiled steps"
@@ -291,10 +301,21 @@ def _lessons(run: MeasuredRun, base: ClosedLoop, now: ClosedLoop) -> Iterable[Ru
         repeated = run.repeated.get(metric, Repetition())
         slopes = _slopes(now, metric)
         off = np.log(seconds / _constants_alone(now, metric)) + sum(slope * logs.get(name, 0.0) for name, slope in slopes.items())
-        load = float(wanted.concurrency), float(wanted.input_len), float(wanted.output_len)
-        times, noise = (seconds, float(getattr(base, f"{metric}_s")), float(off)), run.noise.get(metric, 1.0)
-        repeats, part = (float(repeated.runs), repeated.scatter), "tpot" if metric == "e2e" else metric
-        yield RunLesson(where, part, *load, *times, slopes, noise, run.label, *repeats)
+        yield RunLesson(
+            deployment=where,
+            metric="tpot" if metric == "e2e" else metric,
+            clients=float(wanted.concurrency),
+            input_len=float(wanted.input_len),
+            output_len=float(wanted.output_len),
+            measured_s=seconds,
+            catalogue_s=float(getattr(base, f"{metric}_s")),
+            residual=float(off),
+            slopes=slopes,
+            noise=run.noise.get(metric, 1.0),
+            label=run.label,
+            repeats=float(repeated.runs),
+            scatter=repeated.scatter,
+        )
 
 
 def _constants_alone(answer: ClosedLoop, metric: str) -> float:

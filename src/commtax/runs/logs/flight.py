@@ -208,13 +208,20 @@ def _entry(row: Mapping[str, object]) -> FlightEntry | None:
     state = _text(row.get("state"))
     ended = row.get("retired") is True or bool(row.get("time_discovered_completed_ns"))
     dtypes, took = row.get("input_dtypes"), row.get("duration_ms")
-    group = _text(group[0] if isinstance(group, list | tuple) and group else group)[:120]
-    dtype = _text(dtypes[0] if isinstance(dtypes, list | tuple) and dtypes else dtypes)
-    seconds = float(took) / 1e3 if isinstance(took, int | float) and 0 <= took < 1e12 else None
-    called = name[:120], group, COMPLETED if ended else state
-    sizes, where = (_sizes(row.get("input_sizes")), _sizes(row.get("output_sizes"))), _calling_line(row.get("frames"))
-    created_s = _whole_number(row.get("time_created_ns"), 0) * 1e-9
-    return FlightEntry(seq, call_op(name) or name.rsplit(":", 1)[-1], *called, *sizes, dtype, created_s, seconds, paired, where)
+    return FlightEntry(
+        seq=seq,
+        op=call_op(name) or name.rsplit(":", 1)[-1],
+        name=name[:120],
+        group=_text(group[0] if isinstance(group, list | tuple) and group else group)[:120],
+        state=COMPLETED if ended else state,
+        inputs=_sizes(row.get("input_sizes")),
+        outputs=_sizes(row.get("output_sizes")),
+        dtype=_text(dtypes[0] if isinstance(dtypes, list | tuple) and dtypes else dtypes),
+        created_s=_whole_number(row.get("time_created_ns"), 0) * 1e-9,
+        seconds=float(took) / 1e3 if isinstance(took, int | float) and 0 <= took < 1e12 else None,
+        paired=paired,
+        where=_calling_line(row.get("frames")),
+    )
 
 
 def _calling_line(frames: object) -> str:

@@ -330,9 +330,16 @@ def pace(steps: Sequence[TrainedStep]) -> Pace | None:
     # Iterations between slow steps that come at whole multiples of one number; 0 where they do not
     gaps = [b - a for a, b in pairwise([i for i, _, _ in slow])]
     common = math.gcd(*gaps) if len(gaps) > 1 else 0
-    slow_share, shown = sum(s - u for _, s, u in slow) / sum(kept), tuple((i, s) for i, s, _ in slow)
-    period = common if common > 1 and common == min(gaps) else 0
-    return Pace(usual, deviation, len(kept), tuple(timed[:first]), shown, shift, slow_share, period)
+    return Pace(
+        usual_s=usual,
+        deviation=deviation,
+        counted=len(kept),
+        warm_up=tuple(timed[:first]),
+        slow=tuple((i, s) for i, s, _ in slow),
+        shift=shift,
+        slow_share=sum(s - u for _, s, u in slow) / sum(kept),
+        period=common if common > 1 and common == min(gaps) else 0,
+    )
 
 
 def _shift(indices: Sequence[int], seconds: Sequence[float]) -> tuple[Shift | None, int]:

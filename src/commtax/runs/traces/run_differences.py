@@ -114,15 +114,20 @@ def difference(before: Audit, after: Audit, tolerance: float = LEVEL.tolerance) 
     ours, theirs = _facts(before), _facts(after)
     facts = [FactChange(name, ours.get(name, ""), theirs.get(name, "")) for name in dict.fromkeys((*ours, *theirs))]
     both = a is not None and b is not None
-    changed, shared = tuple(f for f in facts if ours.get(f.name) != theirs.get(f.name)), len(ours.keys() & theirs.keys())
-    step, hidden, parts = None, None, tuple[FigureChange, ...]()
-    if a and b:
-        step = FigureChange("step", a.total_s, b.total_s)
-        hidden = FigureChange("hidden communication", a.hidden_s, b.hidden_s)
-        parts = tuple(FigureChange(name, getattr(a, field), getattr(b, field)) for name, field in PARTS.items())
-    collectives = tuple(_collectives(before, after, (_steps(before), _steps(after)) if both else (1, 1)))
-    rest = step, parts if both else (), hidden, tuple(_metrics(before, after)), collectives, tuple(_kernels(before, after)), both
-    return Difference(before, after, tolerance, changed, shared, *rest)
+    return Difference(
+        before,
+        after,
+        tolerance,
+        tuple(f for f in facts if ours.get(f.name) != theirs.get(f.name)),
+        len(ours.keys() & theirs.keys()),
+        FigureChange("step", a.total_s, b.total_s) if a and b else None,
+        tuple(FigureChange(name, getattr(a, field), getattr(b, field)) for name, field in PARTS.items()) if both else (),
+        FigureChange("hidden communication", a.hidden_s, b.hidden_s) if a and b else None,
+        tuple(_metrics(before, after)),
+        tuple(_collectives(before, after, (_steps(before), _steps(after)) if both else (1, 1))),
+        tuple(_kernels(before, after)),
+        both,
+    )
 
 
 def _steps(audited: Audit) -> int:

@@ -47,9 +47,22 @@ def audit_traces(traces: Sequence[Trace], claim: Claim | None, names: Sequence[s
     findings, notes, usage = compare_with_claim(job, claim) if claim else (tuple(_step_findings(job, spent, sent)), (), spent)
     phases = {name: phase for name in dict.fromkeys(row.name for row in steps) if (phase := phase_of(name))}
     notes = (*read, *place_notes(job.traces), *notes, *remarks, *layer_notes(job))
-    spent, shown = usage if head.on_device else (), sent if any(t.steps for t in job.traces) else None
-    rows = steps, collectives, kernels, facts, measured, shown, phases
-    return Section("trace", tuple(names), findings, notes, spent, causes(job, culprit, cost_s), culprit, *rows)
+    return Section(
+        kind="trace",
+        files=tuple(names),
+        findings=findings,
+        notes=notes,
+        usage=usage if head.on_device else (),
+        causes=causes(job, culprit, cost_s),
+        culprit=culprit,
+        steps=steps,
+        collectives=collectives,
+        kernels=kernels,
+        facts=facts,
+        measured=measured,
+        sent=sent if any(t.steps for t in job.traces) else None,
+        phases=phases,
+    )
 
 
 def _step_findings(

@@ -80,10 +80,18 @@ def facts_of(name: str, args: JsonObject) -> EventFacts:
     counts = [args.get(key) if size is not None else None for key in ("In msg nelems", "Out msg nelems")]
     in_bytes, out_bytes = (None if size is None or count is None else need_number(count) * size for count in counts)
     inputs = zip(list_of(args.get("Input Dims")), list_of(args.get("Input type")), strict=False)
-    tensors = () if sized else tuple(float(_elements(dims) * n) for dims, kind in inputs if dims and (n := _size(str(kind))))
-    group, members = called if described in _UNDESCRIBED else described, _members(str(args.get("Process Group Ranks", "")))
-    collective = call_op(str(args.get("Collective name", "")))
-    return EventFacts(name, collective, _ranks(name, args), group, called, members, sized, in_bytes, out_bytes, tensors)
+    return EventFacts(
+        name=name,
+        collective=call_op(str(args.get("Collective name", ""))),
+        ranks=_ranks(name, args),
+        group=called if described in _UNDESCRIBED else described,
+        group_name=called,
+        members=_members(str(args.get("Process Group Ranks", ""))),
+        sized=sized,
+        in_bytes=in_bytes,
+        out_bytes=out_bytes,
+        tensors=() if sized else tuple(float(_elements(dims) * n) for dims, kind in inputs if dims and (n := _size(str(kind)))),
+    )
 
 
 def _ranks(name: str, args: JsonObject) -> int:

@@ -466,12 +466,23 @@ def _trace(
 ) -> Trace:
     steps = run.steps()
     collectives = run.collectives(steps)
-    origin_ns = run.origin_ns + _whole_number(head.get("baseTimeNanoseconds"))
-    ran = run.timeline(f"rank {rank}"), tuple(collectives), tuple(steps), run.issued()
-    device, training = _device(head, run.used_devices()) if run.on_device else None, bool(len(run.trained))
-    notes, host = (*notes, *_notes(run, collectives, steps)), _host(head, name)
-    replayed = float(run.graph.mean()) if len(run.graph) else 0.0
-    return Trace(rank, world, origin_ns, run.on_device, *ran, device, training, notes, host, partial, replayed, gradients)
+    return Trace(
+        rank=rank,
+        world=world,
+        origin_ns=run.origin_ns + _whole_number(head.get("baseTimeNanoseconds")),
+        on_device=run.on_device,
+        timeline=run.timeline(f"rank {rank}"),
+        collectives=tuple(collectives),
+        steps=tuple(steps),
+        issued=run.issued(),
+        device=_device(head, run.used_devices()) if run.on_device else None,
+        training=bool(len(run.trained)),
+        notes=(*notes, *_notes(run, collectives, steps)),
+        host=_host(head, name),
+        partial=partial,
+        replayed=float(run.graph.mean()) if len(run.graph) else 0.0,
+        gradients=gradients,
+    )
 
 
 def _whole_number(value: Json) -> int:
