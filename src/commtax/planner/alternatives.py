@@ -29,6 +29,8 @@ from commtax.words import words
 
 Placed = tuple[ServingPlans, ServingColumns, int]  # a row of some plans of an answer
 SUMMED = ("throughput", "cost")  # objectives by which what counts of two clusters is what both give
+SMALLER = ("fp8", "int4")
+MOST_HOSTS = 64
 
 
 def questions_alone(put: Question) -> Iterator[Question]:
@@ -114,8 +116,7 @@ def _judged(answer: ServingPlans, good: Sequence[Placed]) -> str:
 
 def _split_verdict(answer: ServingPlans, ratio: float) -> str:
     """Say whether to split prompts from decoding, by the objective without a split over that with two pools."""
-    counted = answer.question.goal.objective == "gpus" and ratio != 1
-    if not counted and is_close(answer.question, ratio, pools=True):
+    if (answer.question.goal.objective != "gpus" or ratio == 1) and is_close(answer.question, ratio, pools=True):
         return "whether to split prompts from decoding is too close to call, measure both"
     return f"it is better {'not ' * (ratio > 1)}to split prompts from decoding"
 
@@ -150,7 +151,7 @@ def best_of_types(answer: ServingPlans) -> Iterator[str]:
 
 def answer_with_room(
     answer: ServingPlans,
-    loads: Callable[[ServingPlans, ServingColumns, int], ServingColumns],  # the good ones of a row's plan, best first
+    loads: Callable[[ServingPlans, ServingColumns, int], ServingColumns],
     search: Callable[[Question], ServingPlans],
 ) -> ServingPlans | None:
     """Return what a whole search answers with the engine limits that gain most on the recommended plan, if any gains enough."""
@@ -185,10 +186,6 @@ def roomier_words(answer: ServingPlans) -> list[Note]:
     figures = f"{plural(int(then.concurrency[j]), 'client')}, {then.tokens_per_s[j]:,.0f} tokens/s ({gain:+.0%})"
     limits = {"room": room_words(*fits), "settings": changed_limits(*fits), "costs": limit_costs(*fits)}
     return [words("roomier", where=where, figures=figures, ttft=ttft, tpot=tpot, **limits)]
-
-
-SMALLER = ("fp8", "int4")
-MOST_HOSTS = 64
 
 
 def to_fit(base: Question) -> Iterator[Note]:

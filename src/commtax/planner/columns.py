@@ -26,6 +26,10 @@ from commtax.verbs.fit_advice import length_to_start_with
 from commtax.verbs.fitting import step_limits
 from commtax.verbs.settling import describe_layout, replan, settle
 
+SIZED = (*SIZES, "micro_batch")  # columns that a trained plan has before it is priced
+DEGREES = {"TP": "tp", "PP": "pp", "CP": "cp", "EP": "ep", "microbatch": "micro_batch"}  # of families of training plans
+USUAL = "balanced"  # the place to start from where users wait
+
 
 @dataclass(frozen=True, slots=True)
 class ColumnTable:
@@ -119,10 +123,6 @@ class ServingColumns(ColumnTable):
         return np.asarray(1 / self.tpot_s)
 
 
-SIZED = (*SIZES, "micro_batch")  # columns that a trained plan has before it is priced
-DEGREES = {"TP": "tp", "PP": "pp", "CP": "cp", "EP": "ep", "microbatch": "micro_batch"}  # of families of training plans
-
-
 @dataclass(frozen=True, slots=True)
 class TrainColumns(ColumnTable):
     kind: Array  # index in ``kinds``
@@ -168,9 +168,6 @@ class SearchAnswer(Answer):
 
     def layout(self, rows: Any, i: int) -> str:
         return describe_layout(rows.plan_of(i))
-
-
-USUAL = "balanced"  # the place to start from where users wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,8 +299,7 @@ class ServingPlans(SearchAnswer):
 
     def step_of(self, rows: ServingColumns, i: int) -> StepBill:
         """Return the decode step that row ``i`` runs in the middle of its requests' lives."""
-        batch = int(self.decoding(rows.row(i))[0])
-        return price(settle(self.put(rows, i).but(batch=batch, context=self._middle)))
+        return price(settle(self.put(rows, i).but(batch=int(self.decoding(rows.row(i))[0]), context=self._middle)))
 
     def comm_fractions(self, rows: ServingColumns) -> Array:
         """Return the share of each row's decode step that is exposed communication."""

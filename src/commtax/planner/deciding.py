@@ -1,5 +1,4 @@
 """Would a measurement change which plan to run? Plans beside each other in worlds drawn from the distribution of their latencies.
-
 In each world a plan runs at its best load within the limits, and the recommended one is right where no other is better by more than
 the margin. A run is worth what it saves in the mean: after it, the plan that looks best then is taken."""
 
@@ -170,7 +169,6 @@ def _judged(values: Array, chosen: int, within: float) -> tuple[float, float]:
 
 
 def _weighed(answer: ServingPlans, rows: ServingColumns, i: int) -> WeighedPlan:
-    """Row ``i`` at its own load and at others around it."""
     listed, put = int(rows.concurrency[i]), answer.put(rows, i)
     copies = 1 if rows.mode[i] else int(rows.replicas[i])
     loads = sorted({max(1, round(listed * share / copies)) * copies for share in LOADS})

@@ -200,8 +200,7 @@ def too_slow(layout: Layout, size: Size) -> tuple[str, float] | None:
 
 
 def _is_overloaded(layout: Layout, size: Size, longer: float = 1.0) -> bool:
-    """Return whether the capacity of each kind of worker, or of the whole fleet where no limit can break, shows that a fleet does
-    not hold. Large fleets are judged with steps ``longer`` than priced, small ones by a run."""
+    """Return whether capacity alone shows that a fleet does not hold: of large ones with steps ``longer`` than they are priced."""
     q, rate = layout.question, rate_of(layout.question)
     if q.goal.confidence < EVEN:
         return False

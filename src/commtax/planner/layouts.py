@@ -1,5 +1,4 @@
 """Layouts of a copy that may serve a rate, sizes that a fleet of one layout may have, and how many of its copies are simulated.
-
 Three bounds prune before anything is simulated, with slack: load only lengthens the times of a request that has a copy to itself;
 tokens take as long as among the requests that make the rate; and no fleet answers more than its copies' throughput."""
 
@@ -36,6 +35,12 @@ SLACK = 1.25  # times the closed form's throughput: saturated pipelines that wer
 OF_TOKENS = ("itl_mean", "itl_p99", "tpot_mean", "tpot_p50", "tpot_p90", "tpot_p95", "tpot_p99")
 """Statistics that are no less than the mean time of a token."""
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+FINE, FINE_PAIRS = 100, 32  # workers of one kind and of two up to which each number is tried: runs tell fleets apart no finer
+FAR = 8  # times the workers that the throughput needs: limits that so many do not meet are met by no more
+COUNTED, EACH = 1000, 300  # requests that count: of a run, and for each copy in it
+MOST = 20_000  # requests of a run
+TOKEN_S = 0.05  # an output token takes this long, where no limit says: how long the warm-up lasts
+_cached_stream = cache_few_answers(stream_of)
 Paces = tuple[tuple[float, ...], tuple[float, ...]]  # requests/s of a copy with more and more clients, and seconds of a token then
 
 
@@ -149,7 +154,6 @@ def limit_name(name: str) -> str:
 
 
 def _colocated_layouts(one: Question, plans: Space) -> Iterator[Layout]:
-    """Yield copies that compute their own prompts."""
     if not len(plans):
         return
     most = np.clip(at_once(ground(one), plans), 1, step_limits(one)[1]).astype(int)  # requests at once
@@ -186,10 +190,6 @@ def _split_layouts(put: Question, decoding: Sequence[tuple[ExpertExchange, Space
                     apart = replan(base, **decode_sizes, disaggregated=True, **kind)
                     left, wire = dropped(base, [apart]), (moved / several, moved / group)
                     yield Layout(apart, group, most, answers, prompter(apart).plan, float(prompted[j]), wire, dropped=left, way=way)
-
-
-FINE, FINE_PAIRS = 100, 32  # workers of one kind and of two up to which each number is tried: runs tell fleets apart no finer
-FAR = 8  # times the workers that the throughput needs: limits that so many do not meet are met by no more
 
 
 def first_size(layout: Layout, able: list[Size], holds: Callable[[int], bool]) -> int:
@@ -276,12 +276,6 @@ def counts(least: int, most: int, fine: int) -> list[int]:
     return [*numbers, most] if most >= least else numbers
 
 
-COUNTED, EACH = 1000, 300  # requests that count: of a run, and for each copy in it
-MOST = 20_000  # requests of a run
-TOKEN_S = 0.05  # an output token takes this long, where no limit says: how long the warm-up lasts
-_cached_stream = cache_few_answers(stream_of)
-
-
 def lengths_of_run(q: Question, copies: int) -> tuple[int, int]:
     """Return the requests of a run, and how many are warm-up: as many as are in flight where tokens take as long as they may."""
     limits = [limit for name, limit in q.goal.slo if name.split("_")[0] in ("itl", "tpot")]
@@ -308,8 +302,7 @@ def sample_of_fleet(layout: Layout, size: Size) -> Sample:
 
 def used_size(layout: Layout, size: Size) -> Size:
     """Return the copies, and the prompt workers, that get requests."""
-    q = layout.question
-    return (size[0], used_of(q, size[1])) if layout.apart else (used_of(q, size[0]), 0)
+    return (size[0], used_of(layout.question, size[1])) if layout.apart else (used_of(layout.question, size[0]), 0)
 
 
 def run_lengths(sample: Sample) -> tuple[int, int]:

@@ -1,5 +1,4 @@
 """Dollars: what a GPU-hour costs, what a fleet costs by the hour, and what a million tokens cost as asked and at full load.
-
 A price of 0 is none: what would follow from it is None, never 0."""
 
 from collections.abc import Sequence

@@ -1,6 +1,4 @@
-"""Serving plans in order, those that others beat in every way left out; and which of them to run: the simplest near the best.
-
-Plans are also ranked by how much there is to set up, and of the simplest within the margin the best is recommended."""
+"""Serving plans in order, those that others beat in every way left out; and which of them to run: the simplest near the best."""
 
 from __future__ import annotations
 
@@ -19,6 +17,20 @@ from commtax.spec import Cluster, Plan
 
 LEAST = 0.01  # share of its worth that each technique must add to a plan to be turned on: what adds less is not worth a flag
 FAMILY = tuple(name for name in ServingColumns.names() if name in ("mode", "dtype", *PARTS["plan"], *PARTS["requests"][1:]))
+KINDS = (
+    "replicas with TP inside a host",
+    "stages or expert parallelism inside a host",
+    "attention DP with experts spread inside a host",
+    "stages across hosts",
+    "experts across hosts",
+    "TP across hosts",
+    "two pools",
+)
+"""Kinds of plans, simplest first. A host is a fast domain: the GPUs that NVLink joins, a rack where it joins that."""
+INSIDE, SPREAD_INSIDE, STAGES, EXPERTS, TENSORS, POOLS = range(1, len(KINDS))
+ACROSS = ("experts or context across hosts", "TP across hosts")
+TRAINED = ("data parallelism", "TP, experts or context inside a host", "stages", *ACROSS)  # kinds of training, simplest first
+UNEVEN = len(TRAINED)  # plans that leave GPUs idle come behind all that do not
 
 
 def family(c: ServingColumns) -> Array:
@@ -52,8 +64,7 @@ def best_first(q: Question, every: ServingColumns) -> tuple[ServingColumns, Serv
     good = every.take(np.flatnonzero(columns.worst_limit_ratio(q, every) <= 1))
     if len(good) or not len(every):
         least = least_gains(q)[good.exchange.astype(int)]
-        best = best_rows(columns.order(q, good), family(good), least) if len(good) else slice(0)
-        return good.take(best), NO_SERVING
+        return good.take(best_rows(columns.order(q, good), family(good), least) if len(good) else slice(0)), NO_SERVING
     near = [np.zeros(len(every)), -columns.worst_limit_ratio(q, every)]
     return NO_SERVING, every.take(best_rows(near, family(every), np.zeros(len(every)))[:5])
 
@@ -91,22 +102,6 @@ def front_of(c: ServingColumns) -> Array:
     keep = np.ones(len(ranked), dtype=bool)
     keep[1:] = gpu[ranked][1:] > best[:-1]
     return np.asarray(ranked[keep])
-
-
-KINDS = (
-    "replicas with TP inside a host",
-    "stages or expert parallelism inside a host",
-    "attention DP with experts spread inside a host",
-    "stages across hosts",
-    "experts across hosts",
-    "TP across hosts",
-    "two pools",
-)
-"""Kinds of plans, simplest first. A host is a fast domain: the GPUs that NVLink joins, a rack where it joins that."""
-INSIDE, SPREAD_INSIDE, STAGES, EXPERTS, TENSORS, POOLS = range(1, len(KINDS))
-ACROSS = ("experts or context across hosts", "TP across hosts")
-TRAINED = ("data parallelism", "TP, experts or context inside a host", "stages", *ACROSS)  # kinds of training, simplest first
-UNEVEN = len(TRAINED)  # plans that leave GPUs idle come behind all that do not
 
 
 def kinds(rows: ServingColumns, cluster: Cluster) -> Array:

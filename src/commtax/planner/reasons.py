@@ -37,8 +37,11 @@ from commtax.words import words
 TELLING = 1 / 3  # the share of a loss that a reason has to explain
 BUSIER = np.array([2, 3, 4, 6, 8, 12, 16])  # times the clients of a plan, whose throughput has not peaked if any of these has …
 GROWS = 1.01  # … so many times as much
+FULL = 0.995  # of a pool's limit
 IT = "it "  # the subject of a reason that can follow "which"
 LossReason = tuple[float, Note]  # a cause of a plan's loss: the share of the other's figure that it loses by that alone, and why
+TITLES = {"ttft_s": "TTFT", "tpot_s": "TPOT"}  # times as readers know them
+AMONG = {UNCHECKED: " of what is checked", LATE: " of what answers in time", SLOW: " of what answers in time"}
 
 
 def telling_reasons(answer: ServingPlans, i: int, share: float, usual: float, first: int) -> list[Note]:
@@ -129,10 +132,6 @@ def _token_words(answer: ServingPlans, i: int, first: int) -> Note | None:
     return words("loss-step", **figures) if seqs == others else words("loss-larger-step", others=others, **figures)
 
 
-TITLES = {"ttft_s": "TTFT", "tpot_s": "TPOT"}  # times as readers know them
-AMONG = {UNCHECKED: " of what is checked", LATE: " of what answers in time", SLOW: " of what answers in time"}
-
-
 def role_words(best: bool, passed_over: Sequence[str] = ()) -> str:
     """Describe whether what is recommended is also the best, and among what. ``passed_over``: the objections to a plan ahead of it.
 
@@ -173,10 +172,9 @@ def too_large(base: Question, legal: Space, fits: Array, index: int) -> Iterator
     for tp in unique_values(legal.tp[~fits]).tolist():
         these = np.flatnonzero(~fits & (legal.tp == tp))
         sizes = legal.sizes(int(these[np.argmax(legal.group[these])]))
-        fit = holds(replan(judged_by_memory(base), **sizes, max_model_len=length))
-        lack = lack_words(fit, " of the largest" * (len(these) > 1))
-        name = _family_words(legal.take(these)) + dtype_words(base, index)
-        yield Rejected(name, words("does-not-fit", lack=lack), dtype=index)
+        fit, name = holds(replan(judged_by_memory(base), **sizes, max_model_len=length)), _family_words(legal.take(these))
+        lack = words("does-not-fit", lack=lack_words(fit, " of the largest" * (len(these) > 1)))
+        yield Rejected(name + dtype_words(base, index), lack, dtype=index)
 
 
 def _family_words(rows: Space | ServingColumns) -> str:
@@ -209,8 +207,7 @@ def with_unique_names(rejected: Iterable[Rejected]) -> tuple[Rejected, ...]:
 def too_slow(answer: ServingPlans, every: ServingColumns, good: Array) -> Iterator[Rejected]:
     """Yield families that fit and break a limit at every concurrency, grouped by tp degree."""
     key = family(every)
-    met = np.bincount(key, weights=good) > 0
-    bad = ~met[key] & (every.mode == 0)
+    bad = (np.bincount(key, weights=good) <= 0)[key] & (every.mode == 0)
     for index, tp in unique_values(np.stack([every.dtype[bad], every.tp[bad]]), axis=1).T.astype(int).tolist():
         rows = every.take(np.flatnonzero(bad & (every.dtype == index) & (every.tp == tp)))
         name, missed = _family_words(rows) + dtype_words(answer.question, index), best_times(answer, rows)
@@ -391,8 +388,7 @@ def _reason_beside(answer: ServingPlans, i: int, first: int) -> Note:
 
 def _lead_words(answer: ServingPlans, i: int, j: int) -> tuple[str, str]:
     """Describe how far plan ``i`` is ahead of plan ``j``, each at its best and with the same clients, and its longer times."""
-    q, rows = answer.question, answer.plans
-    value = objective_value(q, rows)
+    q, rows, value = answer.question, answer.plans, objective_value(answer.question, answer.plans)
     if q.goal.objective == "gpus":
         fewer = int(rows.gpus[j] - rows.gpus[i])
         return f"{plural(fewer, 'GPU')} fewer" if fewer else "no fewer GPUs", ""
@@ -403,8 +399,7 @@ def _lead_words(answer: ServingPlans, i: int, j: int) -> tuple[str, str]:
     if q.goal.times:
         return f"{gain} {unit}", longer
     clients = int(rows.concurrency[i])
-    least = 1 if rows.mode[j] else int(rows.replicas[j])
-    rate = float(answer.simulation(rows, j, max(least, clients)).tokens_per_s)
+    rate = float(answer.simulation(rows, j, max(1 if rows.mode[j] else int(rows.replicas[j]), clients)).tokens_per_s)
     same = more_words(float(value[i] / (value[j] * rate / rows.tokens_per_s[j])))
     alike = f"with the same {plural(clients, 'client')}"
     return (f"{gain} {unit} {alike}", "") if same == gain else (f"{gain} {unit} ({same} {alike})", longer)
@@ -481,9 +476,6 @@ def _faster_words(answer: TrainPlans, i: int, j: int) -> str:
     usd = f" and {format_money(theirs.usd - ours.usd)}" if ours.usd is not None and theirs.usd is not None else ""
     saved = f"{format_duration((theirs.days - ours.days) * DAY_S)}{usd} less for {format_tokens(q.goal.train_tokens)} tokens"
     return f"{float(rows.step_s[j] / rows.step_s[i]) - 1:.1%} more tokens/s ({saved})"
-
-
-FULL = 0.995
 
 
 class PoolUse(NamedTuple):

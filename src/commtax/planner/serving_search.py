@@ -40,6 +40,8 @@ PLACES = {  # to run at where no limit says, and when each is the one to choose
 }
 COARSE, FINE = 2, 8  # loads to a doubling on a plan's first grid: a fine one leaves less between where little is expected
 DIP = 1.05  # a request may take up to this much less time when one more joins: steps are not smooth where collectives switch
+BestScores = tuple[dict[tuple[int, ...], float], float]
+"""What a score is known to reach: of each plan (type of weights, sizes), and what others must reach to be listed."""
 
 
 def usual_lengths(workload: str) -> tuple[int, int]:
@@ -203,12 +205,7 @@ def search_beside(pools: Sequence[Roomy], earlier: ServingColumns, counted: Arra
         yield from (grid.points, *inner[i])
 
 
-BestScores = tuple[dict[tuple[int, ...], float], float]
-"""What a score is known to reach: of each plan (type of weights, sizes), and what others must reach to be listed."""
-
-
 def _best_scores(q: Question, priced: ServingColumns) -> Iterator[BestScores]:
-    """Yield the best of each known plan, by each of the scores."""
     met, families = columns.worst_limit_ratio(q, priced) <= 1, ranking.family(priced)
     first = priced.take(np.unique(families, return_index=True)[1])
     shared = np.flatnonzero(first.mode == 0)

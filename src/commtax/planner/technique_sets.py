@@ -171,7 +171,6 @@ def sure_set(step: Settled) -> str:
 
 
 def _searched(groups: Collection[str]) -> list[Technique]:
-    """Return the techniques of some groups that a search may turn on by itself."""
     return [one for one in techniques().values() if one.group in groups and not (one.lossy or SEARCHED & {*one.sets, *one.takes})]
 
 
@@ -204,8 +203,7 @@ def kept_settings(answer: ServingPlans) -> Iterator[Note]:
         without = best_load(answer, i, changes)
         if len(without) and is_worth_telling(gain := _worth(answer, without) / _worth(answer, answer.plans, i)):
             load = plural(int(without.concurrency[0]), "client")
-            grown = _grown(without, answer.plans.row(answer.recommended))
-            costs.append(f"{flag}: {gain - 1:+.0%} tokens/s at {load}{grown}")
+            costs.append(f"{flag}: {gain - 1:+.0%} tokens/s at {load}{_grown(without, answer.plans.row(i))}")
             why = why_start_is_lost(servers, servers.but(**changes))
             lost += [f"; without {flag} {why}"] if why else []
     if costs:
