@@ -28,6 +28,7 @@ from commtax.verbs.settling import describe_layout, replan
 from commtax.words import words
 
 Placed = tuple[ServingPlans, ServingColumns, int]  # a row of some plans of an answer
+RowLoads = Callable[[ServingPlans, ServingColumns, int], ServingColumns]  # the good loads of a row's plan, best first
 SUMMED = ("throughput", "cost")  # objectives by which what counts of two clusters is what both give
 SMALLER = ("fp8", "int4")
 MOST_HOSTS = 64
@@ -149,11 +150,7 @@ def best_of_types(answer: ServingPlans) -> Iterator[str]:
         yield f"weights in {' and '.join(smaller)} change the model's answers: accuracy is not predicted"
 
 
-def answer_with_room(
-    answer: ServingPlans,
-    loads: Callable[[ServingPlans, ServingColumns, int], ServingColumns],
-    search: Callable[[Question], ServingPlans],
-) -> ServingPlans | None:
+def answer_with_room(answer: ServingPlans, loads: RowLoads, search: Callable[[Question], ServingPlans]) -> ServingPlans | None:
     """Return what a whole search answers with the engine limits that gain most on the recommended plan, if any gains enough."""
     rows, first, q = answer.plans, answer.recommended, answer.question
     if rows.mode[first] or not memory_binds(float(rows.kv_headroom[first])):

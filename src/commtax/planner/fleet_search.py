@@ -84,8 +84,7 @@ class Search:
         self.question = replace(ground(put), plan=put.plan)
         self.price = put.goal.usd_per_gpu_hour if put.goal.objective == "cost" else 1.0  # what the objective counts of a GPU
         self.workers, self.top, self.progress = workers, top, progress
-        self.good: list[Trial] = []
-        self.broken: list[Trial] = []
+        self.good, self.broken = list[Trial](), list[Trial]()
         self.rejected: tuple[Rejected, ...] = ()
         self.count = self.total = self.done = self.left_out = 0
         self.left: list[Layout] = []  # those that nobody has looked at, best first

@@ -48,9 +48,7 @@ class Task:
 @dataclass(frozen=True, slots=True)
 class Trial:
     """The least fleet of a layout that holds, else the nearest to it. ``over`` is its worst time over that time's limit.
-
-    A limit is kept with a confidence where it is kept with steps as long as they are with that probability.
-    """
+    A limit is kept with a confidence where it is kept with steps as long as they are with that probability."""
 
     layout: Layout
     size: Size

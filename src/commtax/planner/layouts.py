@@ -124,8 +124,7 @@ def _bearable(one: Question, plans: Space, stream: RequestStream, index: int) ->
         slow = least * ALONE > limit
         for tp in unique_values(plans.tp[slow & kept]).tolist():
             these = np.flatnonzero(slow & kept & (plans.tp == tp))
-            first = record_from(Plan, plans.sizes(int(these[0])))
-            words = f"TP {tp} ({len(these)} plans)" if len(these) > 1 else describe_layout(first)
+            words = f"TP {tp} ({len(these)} plans)" if len(these) > 1 else describe_layout(record_from(Plan, plans.sizes(these[0])))
             best = f"{limit_name(name)} {format_seconds(float(least[these].min()))} without any load"
             lost.append(Rejected(words + dtype_words(one, index), f"exceeds the limit: {best}", slow=True))
         kept &= ~slow

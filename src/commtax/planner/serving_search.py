@@ -67,8 +67,7 @@ def grounded(put: Question) -> Question:
     if wanted.prefill_cluster and not wanted.disaggregated:
         raise refuse_place(wanted.prefill_cluster, "belongs to disaggregated plans, and disaggregated=False leaves those out")
     if wanted.prefill_cluster and wanted.output_len == 1:
-        rule = "one output token leaves nothing to decode elsewhere; output_len is at least 2"
-        raise refuse_place(wanted.prefill_cluster, rule)
+        raise refuse_place(wanted.prefill_cluster, "one output token leaves nothing to decode elsewhere; output_len is at least 2")
     if goal.max_concurrency is not None:
         positive(max_concurrency=goal.max_concurrency)
     money.check(goal)
@@ -217,11 +216,7 @@ def _best_scores(q: Question, priced: ServingColumns) -> Iterator[BestScores]:
 
 @dataclass(frozen=True, slots=True)
 class LoadGrid:
-    """All plans of one way on a grid of loads.
-
-    Between two grid points tokens/s is at most the next point's clients over this point's time, but for a ``DIP``. Intervals whose
-    bound lies below a bar, or that break a limit at both ends, are left out.
-    """
+    """All plans of one way on a grid of loads. Between two, tokens/s is at most the next one's clients over this one's time."""
 
     of: Roomy
     rows: Array

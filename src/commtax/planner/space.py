@@ -102,9 +102,7 @@ def replicas(group: Array, tp: Array, cluster: Cluster) -> Array:
 
 def workers_beside(copies: Array, group: int, other: int, cluster: Cluster) -> Array:
     """Count the workers of ``other`` GPUs that fit beside ``copies`` of ``group``. Below 0, not even those do.
-
-    Workers no larger than a fast domain are inside one, others have whole domains. Of all ways to spread the copies, the best.
-    """
+    Workers no larger than a fast domain are inside one, others have whole domains. Of all ways to spread the copies, the best."""
     domains, left = divmod(cluster.num_gpus, cluster.domain)
     size, each = cluster.domain, -(-np.array([group, other]) // cluster.domain)
     if group > size:

@@ -1,6 +1,6 @@
 """Which plans are legal. Arrays get a mask of rule codes; at the edge one broken rule becomes one clear sentence."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 
 import numpy as np
@@ -325,20 +325,20 @@ def _nearest(rule: PlanRule, q: PlanToCheck) -> tuple[str, list[int]]:
     return axis, [v for v in values if v < wanted][-1:] + [v for v in values if v > wanted][:1]
 
 
-def notes(model: spec.Model, cluster: spec.Cluster, plan: spec.Plan, engine: spec.Engine) -> list[Note]:
+def notes(model: spec.Model, cluster: spec.Cluster, plan: spec.Plan, engine: spec.Engine) -> Iterator[Note]:
     """Note what a legal scalar plan implies: replication, idle GPUs, uneven stages."""
-    remarks, idle, tp, pp, dcp = list[Note](), cluster.num_gpus - int(plan.all_gpus), int(plan.tp), int(plan.pp), int(plan.dcp)
+    idle, tp, pp, dcp = cluster.num_gpus - int(plan.all_gpus), int(plan.tp), int(plan.pp), int(plan.dcp)
     beside = f", split over dcp {dcp}" if dcp > 1 else ""
     for kv in _shared_counts(model):
         if tp > kv * dcp:
             heads = f"{kv} heads over tp {tp}{beside}, {tp // kv // dcp} copies of each"
-            remarks.append(Note("kv-replicated", f"KV heads replicated: {heads}"))
+            yield Note("kv-replicated", f"KV heads replicated: {heads}")
     if any(map(_whole_cache, model.attentions)) and tp > dcp:
         whole = f"latent KV is whole on each of the {tp} tp ranks: tp does not divide the KV cache"
         split = f"latent KV is split over dcp {dcp} and kept {tp // dcp} times by tp {tp}"
-        remarks.append(Note("kv-whole", split if dcp > 1 else whole))
+        yield Note("kv-whole", split if dcp > 1 else whole)
     if tp > 1 and any(m.num_groups == 1 for m in model.recurrent if isinstance(m, spec.Mamba2)):
-        remarks.append(Note("group-copied", f"the one group of the state-space layers is whole on each of the {tp} tp ranks"))
+        yield Note("group-copied", f"the one group of the state-space layers is whole on each of the {tp} tp ranks")
     sizes, ends = list[int](), ""
     if plan.chunks > 1 and pp > 1 and model.num_layers % (pp * plan.chunks):
         layout = virtual_layers(model.num_layers, pp, plan.chunks)
@@ -348,9 +348,7 @@ def notes(model: spec.Model, cluster: spec.Cluster, plan: spec.Plan, engine: spe
     elif model.num_layers % pp:
         sizes = [len(r) for r in stage_layers(model, pp, engine.sends.odd_layers)]
     if sizes:
-        layers = f"{model.num_layers} layers as {'+'.join(map(str, sizes))}{ends}"
-        remarks.append(Note("uneven-stages", f"uneven pipeline: {layers}"))
+        yield Note("uneven-stages", f"uneven pipeline: {model.num_layers} layers as {'+'.join(map(str, sizes))}{ends}")
     if idle > 0:
         laid = PlanToCheck(model, cluster, plan, engine).laid
-        remarks.append(Note("idle-gpus", f"{idle} of {cluster.num_gpus} GPUs idle ({laid})"))
-    return remarks
+        yield Note("idle-gpus", f"{idle} of {cluster.num_gpus} GPUs idle ({laid})")
