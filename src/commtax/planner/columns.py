@@ -262,11 +262,10 @@ class ServingPlans(SearchAnswer):
 
     def simulation(self, rows: ServingColumns, i: int, clients: Number = 0) -> ClosedLoop:
         """Price row ``i`` as ``simulate`` does, all copies or workers of a split, at its listed load or at others of the whole."""
-        copies, run = int(rows.replicas[i]), self.servers(rows, i)
+        copies, prompts, run = int(rows.replicas[i]), int(rows.prefill_replicas[i]), self.servers(rows, i)
         clients = clients if np.any(clients) else int(rows.concurrency[i])
         if not int(rows.mode[i]):
             return price_closed_loop(settle(run.but(replicas=copies, concurrency=clients // copies * copies)))
-        prompts = int(rows.prefill_replicas[i])
         return price_closed_loop(settle(run.but(prefill_workers=prompts, decode_workers=copies, concurrency=clients)))
 
     def range_of(self, rows: ServingColumns, i: int, name: str = "tpot_s") -> tuple[float, float]:

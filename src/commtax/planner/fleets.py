@@ -167,8 +167,9 @@ def _check(q: Question) -> None:
     if goal.objective and goal.objective not in OBJECTIVES:
         raise Refusal.of(f"one of {', '.join(OBJECTIVES)} with a request rate", OBJECTIVES, objective=goal.objective)
     if not 0 < offered.request_rate < inf:
-        rule = "requests/s, a number above 0; nearest valid: 1"
-        raise Refusal(f"request_rate={offered.request_rate:g}: {rule}", "request_rate", (1,))
+        raise Refusal(
+            f"request_rate={offered.request_rate:g}: requests/s, a number above 0; nearest valid: 1", "request_rate", (1,)
+        )
     if not wanted.num_prompts >= LEAST_PROMPTS:
         rule = f"at least {LEAST_PROMPTS} make a percentile; nearest valid: {LEAST_PROMPTS}"
         raise Refusal(f"num_prompts={wanted.num_prompts:g}: {rule}", "num_prompts", (LEAST_PROMPTS,))

@@ -64,8 +64,7 @@ def waited_links(step: StepBill) -> list[str]:
 
 
 def _reasons(answer: ServingPlans, i: int, share: float, usual: float, first: int) -> Iterator[LossReason]:
-    rows, q, goal = answer.plans, answer.question, answer.question.goal
-    whole = request_s(q, rows)
+    rows, q, goal, whole = answer.plans, answer.question, answer.question.goal, request_s(answer.question, answer.plans)
     if share > usual + 0.02:
         links = waited_links(answer.step_of(rows, i))
         exposed = {"share": share, "usual": usual, "links": ", ".join(links)}
@@ -125,8 +124,7 @@ def _token_words(answer: ServingPlans, i: int, first: int) -> Note | None:
         return None
     takes, instead = (format_seconds(float(step.step_s)) for step in (slow_step, other))
     if slower < float(rows.tpot_s[i] - rows.tpot_s[first]) / 2 or takes == instead:
-        between = "with prompts in between " if rows.mode[i] == 0 else ""
-        return words("loss-token", between=between, takes=each, usual=least)
+        return words("loss-token", between="with prompts in between " if rows.mode[i] == 0 else "", takes=each, usual=least)
     seqs, others = (int(answer.decoding(rows.row(j))[0] * rows.dp[j]) for j in (i, first))  # of a replica
     figures = {"requests": plural(seqs, "request"), "takes": takes, "usual": instead}
     return words("loss-step", **figures) if seqs == others else words("loss-larger-step", others=others, **figures)
@@ -498,8 +496,7 @@ def admitted_sequences(searched: ServingPlans, rows: ServingColumns, i: int) -> 
     if put.limits.max_num_seqs:
         return put.limits.max_num_seqs
     ranks, most = int(rows.replicas[i] * rows.dp[i]), step_limits(put)[1]
-    crowd = searched.simulation(rows, i, clients=most * ranks)
-    crowded = bool(surely(crowd, "tpot_s") > searched.question.goal.tpot_s)
+    crowded = bool(surely(searched.simulation(rows, i, clients=most * ranks), "tpot_s") > searched.question.goal.tpot_s)
     return sequences_to_admit(int(rows.concurrency[i]), ranks, most, crowded, put.engine.sends.graph_sizes)
 
 

@@ -347,8 +347,7 @@ def best_load(answer: ServingPlans, i: int, changes: Mapping[str, object]) -> Se
 def row_at_loads(rows: ServingColumns, i: int, run: Question, clients: int = 0) -> ServingColumns:
     """Price row ``i`` as a question, at ``clients`` or all loads. There is no row where it cannot be run."""
     try:
-        prompts = rows.prompter(i) if rows.mode[i] else None
-        return at_loads(run, prompts, clients, int(rows.dtype[i]), int(rows.exchange[i]))
+        return at_loads(run, rows.prompter(i) if rows.mode[i] else None, clients, int(rows.dtype[i]), int(rows.exchange[i]))
     except ValueError:
         return rows.take(slice(0))
 

@@ -249,8 +249,7 @@ def _same_load_words(answer: ServingPlans, untried: UntriedTechniques) -> str:
         return ""
     put = answer.put(rows, i).but(concurrency=int(rows.concurrency[i]) // int(rows.replicas[i]), disaggregated=False)
     scale = Scale(settle(put), True, flips=False)
-    groups = {technique(word.partition("=")[0]).group for word in untried.techniques.split(",")}
-    group = DRAFTS if DRAFTS in groups else ""
+    group = DRAFTS if DRAFTS in {technique(word.partition("=")[0]).group for word in untried.techniques.split(",")} else ""
     gain, low, high = itemgetter("gain", "low", "high")(scale.figures(scale.question.but(**changes_of(untried.techniques)), group))
     unsure = ", undecided" if verdict_on_gain(gain, low, high) == UNDECIDED else ""
     return f"{gain - 1:+.0%} tokens/s at the same load ({low - 1:+.0%} to {high - 1:+.0%}{unsure})"
