@@ -403,7 +403,6 @@ def order(q: Question, c: ServingColumns) -> list[Array]:
 
 
 def standing_of(q: Question, c: ServingColumns) -> Array:
-    """Return what stands for each plan of a ranking."""
     return standing(q, c.mode, c.ttft_s, latest_first_token_s(q))
 
 

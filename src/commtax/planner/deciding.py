@@ -106,8 +106,7 @@ def settle_decision(answer: ServingPlans, wanted: int) -> Settlement:
     weighing = Weighing(goal, plans)
     values = weighing.worth(_worlds(foresight, normals))
     right, loss = _judged(values, 0, within)
-    best = np.argmax(values, axis=0)
-    beaten = values.max(axis=0) > values[0] * (1 + within)
+    best, beaten = np.argmax(values, axis=0), values.max(axis=0) > values[0] * (1 + within)
     rivals = [(plan.name, float(np.mean(beaten & (best == i)))) for i, plan in enumerate(plans) if i]
     sure = right >= LEVEL.sure or loss < LEVEL.least_loss
     runs = [] if sure else list(_runs(weighing, plans, foresight, (normals, outcomes), loss, wanted))

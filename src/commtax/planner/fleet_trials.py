@@ -287,8 +287,7 @@ def worst(q: Question, outcome: RequestsInTime) -> float:
 
 def _decide_fleet(layout: Layout, size: Size, rate: float, stretch: float = 1.0, most: float = inf) -> tuple[float, RequestsInTime]:
     """Return the worst time over its limit, and the run that shows it: a short one where that is plain."""
-    q = layout.question
-    whole = layouts.run_lengths(sample_of_fleet(layout, size))
+    q, whole = layout.question, layouts.run_lengths(sample_of_fleet(layout, size))
     for counted, sure in LOOKS if q.goal.slo else ():
         warmup = min(whole[1], counted)
         if 2 * (warmup + counted) <= whole[0]:
@@ -370,8 +369,7 @@ def with_growth(trial: Trial) -> Trial:
         return growth > wanted and _decide_fleet(trial.layout, trial.size, rate * (1 + growth), trial.stretch)[0] > 1
 
     grows = GROWTHS[: bisect_left(GROWTHS, most)]
-    each = max(1, ceil(len(grows) / PARTS))
-    first = bisect_right(grows, trial.growth) if finely else 0
+    each, first = max(1, ceil(len(grows) / PARTS)), bisect_right(grows, trial.growth) if finely else 0
     grows = grows[first : (first // each + 1) * each] if finely else grows[::each]
     if finely or not (grows and trial.over <= EASY and not breaks(grows[-1])):
         grows = grows[: bisect_left(grows, True, key=breaks)]

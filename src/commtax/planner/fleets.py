@@ -270,7 +270,6 @@ def _remedies(answer: FleetPlans, workers: Crew) -> Iterator[str]:
 
 
 def _limits_that_hold(nearest: Trial, workers: Crew) -> dict[str, float] | None:
-    """Return the limits that must be looser, rounded, with which the fleet was tried and holds, if any."""
     slo = dict(nearest.layout.question.goal.slo)
     ((_, needed),) = workers.each(fleet_trials.sure_times, [nearest])
     broken = [name for name, limit in slo.items() if needed[name] > limit]

@@ -224,8 +224,7 @@ def first_pair(able: list[Size], gpus: list[int], holds: Callable[[int], bool]) 
         if no_more(able[chain[-1]], size):
             chain.append(at)
     best = chain[first_count(chain, lambda place: not fails(chain[place]))]
-    best = len(able) if fails(best) else best
-    middle = False
+    best, middle = len(able) if fails(best) else best, False
     while True:
         most = len(able) if best == len(able) else bisect_right(gpus, gpus[best] - gpus[best] // FINE_PAIRS, hi=best)
         left = [at for at in range(most) if not any(no_more(able[at], other) for other in failed)]
@@ -243,8 +242,7 @@ def no_more(size: Size, other: Size) -> bool:
 
 def able_sizes(layout: Layout, rate: float, most_gpus: int) -> list[Size]:
     """Return fleets whose throughput may exceed the rate, fewest GPUs first, then most throughput."""
-    tp, ahead = layout.group, layout.ahead_gpus
-    first = int(rate / layout.answers / SLACK) + 1
+    tp, ahead, first = layout.group, layout.ahead_gpus, int(rate / layout.answers / SLACK) + 1
     if not layout.apart:
         return [(n, 0) for n in counts(first, min(layout.most, most_gpus // tp), FINE)]
     least = int(rate / layout.prompt_answers / SLACK) + 1
@@ -294,7 +292,6 @@ def is_sampled(layout: Layout, size: Size) -> bool:
 
 
 def sample_of_fleet(layout: Layout, size: Size) -> Sample:
-    """Return the copies that are simulated for a fleet."""
     sample = sample_of(layout.question.but(**workers_of(size, layout.apart)))
     return replace(sample, question=sample.question.but(num_prompts=layout.question.requests.num_prompts))
 

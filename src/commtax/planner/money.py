@@ -55,7 +55,6 @@ class Money:
 
 
 def per_million(usd_per_hour: Number, tokens_per_s: Number) -> Number:
-    """Return the dollars of a million tokens."""
     return usd_per_hour / 3600 / tokens_per_s * 1e6
 
 

@@ -98,8 +98,7 @@ def front_of(c: ServingColumns) -> Array:
     """Return the points that no other beats in both tokens/s/GPU and tokens/s/user."""
     user, gpu = c.tokens_per_s_per_user, c.tokens_per_s_per_gpu
     ranked = np.lexsort((-gpu, -user))
-    best = np.maximum.accumulate(gpu[ranked])
-    keep = np.ones(len(ranked), dtype=bool)
+    best, keep = np.maximum.accumulate(gpu[ranked]), np.ones(len(ranked), dtype=bool)
     keep[1:] = gpu[ranked][1:] > best[:-1]
     return np.asarray(ranked[keep])
 
@@ -150,8 +149,7 @@ def _worker_kinds(tp: Array, pp: Array | int, dp: Array, ep: Array, cluster: Clu
 
 def training_kinds(rows: TrainColumns, q: Question) -> Array:
     """Return the kind of each training plan: index in ``TRAINED``, and ``UNEVEN`` more where GPUs idle that others use."""
-    domain = q.cluster.domain
-    ranks = rows.tp * np.maximum(rows.cp, np.where(rows.ep > 1, rows.ep, 1))
+    domain, ranks = q.cluster.domain, rows.tp * np.maximum(rows.cp, np.where(rows.ep > 1, rows.ep, 1))
     kind = np.select([rows.tp > domain, ranks > domain, rows.pp > 1, ranks > 1], [4, 3, 2, 1], 0)
     return np.asarray(kind + UNEVEN * (rows.gpus < np.max(rows.gpus, initial=0)))
 

@@ -262,8 +262,7 @@ def distance_words(answer: ServingPlans, i: int, first: int = 0, beside: str = "
         return f"requests take {float(value[first] / value[i]) - 1:.0%} longer"
     if goal.objective == "gpus":
         return f"needs {plural(int(answer.plans.gpus[i]), 'GPU')} instead of {int(answer.plans.gpus[first])}"
-    share = 1 - float(value[i] / value[first])
-    unit = _unit(answer) if _unit(answer) != beside else ""
+    share, unit = 1 - float(value[i] / value[first]), _unit(answer) if _unit(answer) != beside else ""
     return " ".join(filter(None, (f"{abs(share):.0%}", "fewer" if share >= 0 else "more", unit)))
 
 
@@ -370,7 +369,6 @@ def _next_role(first: int, i: int, simpler: str, otherwise: str = "") -> str:
 
 
 def _other_kind(kind: Array, i: int, first: int) -> str:
-    """Return the kind of plan ``i`` in brackets, where the recommended one's differs."""
     return f" ({KINDS[int(kind[i])]})" if kind[i] != kind[first] else ""
 
 
@@ -521,8 +519,7 @@ def pool_words(answer: ServingPlans, rows: ServingColumns, i: int) -> Iterator[N
     use = pool_use(replace(answer, question=answer.question.but(max_num_seqs=admitted)).simulation(rows, i))
     if not use.queues:
         return
-    ahead = use.prompts >= use.decoding
-    most, least = max(use.prompts, use.decoding), min(use.prompts, use.decoding)
+    ahead, (least, most) = use.prompts >= use.decoding, sorted((use.prompts, use.decoding))
     pool, other = ("prompt", "decode") if ahead else ("decode", "prompt")
     fills = "is full and limits the rate (" if most >= FULL else f"fills up first ({most:.0%} used; "
     limit = words("pool-limit", admitted=admitted) if admitted else ""

@@ -160,7 +160,6 @@ def _layouts_of(q: Question, exchange: int, *modes: int) -> list[tuple[int, ...]
 
 
 def _among_layouts(q: Question, pools: Sequence[Roomy], mode: int, first: int) -> list[Roomy]:
-    """Return, of each way, the plans that techniques are tried on in a mode, where there are any."""
     taken = (replace(x, plans=x.plans.take(x.plans.among(_layouts_of(q, x.exchange % first, mode)))) for x in pools)
     return [one for one in taken if len(one.plans)]
 

@@ -265,8 +265,7 @@ def _rows(of: DecodeWorkers, roomy: Roomy) -> ServingColumns:
     rows, most = rows.take(np.flatnonzero(most)), most[most > 0]
     if not len(most):
         return NO_SERVING
-    free = of.free() if fewer else None
-    loads = np.minimum(of.loads, most[:, None])
+    free, loads = of.free() if fewer else None, np.minimum(of.loads, most[:, None])
     grid = _price_splits(of, rows, loads, free)
     parts = [{name: value[_best_loads(of.question.goal, grid)] for name, value in grid.items()}]
     parts += _loads_between(of, rows, loads, grid["good"], free)
@@ -355,8 +354,7 @@ def _best_loads(goal: Goal, grid: dict[str, Array]) -> Array:
     over, good, rate = grid["over"], grid["good"], grid["tokens_per_s"]
     each = paid(goal, grid["gpus"], grid["prefill_gpus"]) if goal.objective == "cost" else grid["gpus"]
     value = {"throughput": rate, "latency": 1 / grid["request_s"]}.get(goal.objective, rate / each)
-    rows, loads = np.arange(len(over)), np.arange(over.shape[1])
-    kept = np.zeros(over.shape, dtype=bool)
+    rows, loads, kept = np.arange(len(over)), np.arange(over.shape[1]), np.zeros(over.shape, dtype=bool)
     kept[rows, np.where(good.any(1), np.where(good, value, -np.inf).argmax(1), over.argmin(1))] = True
     kept[np.where(good, rate / grid["gpus"], -np.inf).argmax(0), loads] = True
     if not goal.times:

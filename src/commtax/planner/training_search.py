@@ -32,8 +32,7 @@ def search_training(put: Question) -> TrainPlans:
     positive(global_batch=put.goal.global_batch)
     positive(seq=put.context)
     base = settle(put).plain()
-    answer = TrainPlans(base, kinds=tuple(_kinds(base)))
-    budget = BUDGET * base.cluster.chip.visible_bytes
+    answer, budget = TrainPlans(base, kinds=tuple(_kinds(base))), BUDGET * base.cluster.chip.visible_bytes
     answer, every = _in_other_chunks(answer, _widest_first(answer, _grid(base), budget), budget)
     fits = every.memory_bytes <= budget
     near = np.argsort(every.memory_bytes, kind="stable")[:5] if not fits.any() else np.array([], dtype=int)

@@ -108,7 +108,6 @@ class PlanToCheck:
 
     @property
     def laid(self) -> str:
-        """Write a plan's sizes and the GPUs that they multiply to."""
         p = self.plan
         servers = f"{p.replicas} replicas x " if p.replicas > 1 else ""
         return f"{servers}{' x '.join(f'{axis} {getattr(p, axis)}' for axis in spec.AXES)} = {p.all_gpus}"
@@ -272,11 +271,9 @@ def _code_of_one(model: spec.Model, cluster: spec.Cluster, plan: spec.Plan, engi
 
 
 def _codes(model: spec.Model, cluster: spec.Cluster, plan: spec.Plan, engine: spec.Engine) -> Array:
-    sizes = np.broadcast_arrays(*_sizes(plan))
-    good = _all_whole(plan)
+    sizes, good = np.broadcast_arrays(*_sizes(plan)), _all_whole(plan)
     safe = [np.minimum(np.where(good, x, 1).astype(float), _BEYOND) for x in sizes]  # products stay finite and exact enough
-    case = PlanToCheck(model, cluster, _with_sizes(plan, safe), engine)
-    result = pick(good, 0, 1)
+    case, result = PlanToCheck(model, cluster, _with_sizes(plan, safe), engine), pick(good, 0, 1)
     for code, rule in enumerate(RULES[1:], start=2):
         result = pick((result == 0) & np.broadcast_to(np.asarray(rule.broken(case)), good.shape), code, result)
     return np.asarray(result)
@@ -295,8 +292,7 @@ def check(model: spec.Model, cluster: spec.Cluster, plan: spec.Plan, engine: spe
     axis, near = _nearest(rule, case)
     hint = f"; nearest legal {axis}: {' or '.join(map(str, near))}" if near else ""
     if rule.name == "gpus" and plan.all_gpus < np.inf:
-        gpus = int(plan.all_gpus)
-        each = max(int(cluster.gpus_per_host), cluster.chip.gpus_per_host)
+        gpus, each = int(plan.all_gpus), max(int(cluster.gpus_per_host), cluster.chip.gpus_per_host)
         larger = f"{gpus}x{cluster.chip.key}" if gpus <= each else f"{-(-gpus // each)}x{each}x{cluster.chip.key}"
         hint += f"{', or' if near else '; it takes'} a cluster of at least {plan.all_gpus} GPUs, such as {larger}"
     if rule.copies and (copies := case.copies):
@@ -320,8 +316,7 @@ def _nearest(rule: PlanRule, q: PlanToCheck) -> tuple[str, list[int]]:
     if rule is RULES[0]:  # no size of its own is wrong, and no neighbour helps
         return "", []
     axis = rule.axis or max(spec.AXES, key=lambda name: int(getattr(q.plan, name)))
-    wanted = int(getattr(q.plan, axis))
-    values = legal_values(axis, q.model, q.cluster, q.plan, q.engine)
+    wanted, values = int(getattr(q.plan, axis)), legal_values(axis, q.model, q.cluster, q.plan, q.engine)
     return axis, [v for v in values if v < wanted][-1:] + [v for v in values if v > wanted][:1]
 
 
