@@ -165,10 +165,8 @@ def serving_standing(
     tuned: bool = False,
 ) -> StandingPlan:
     """Rank ``replicas`` copies of a plan (tp, pp, dp, ep) among the answer's, at ``clients`` of the whole or at their best load.
-
     ``prompts`` are servers of their own for prompts (tp, dp and how many as replicas), which the copies decode for. All run
-    as the question says; ``tuned``, with the exchange, the copies of experts and the techniques that serve them best.
-    """
+    as the question says; ``tuned``, with the exchange, the copies of experts and the techniques that serve them best."""
     q, copies = answer.question, replace(record_from(Plan, sizes), replicas=replicas)
     pools = prompts and ((prompts.replicas, prompts), (replicas, copies))
     name, index = describe_pools(q.places, *pools) if pools else describe_layout(copies), _index(q, dtype)
