@@ -188,9 +188,7 @@ def roomier_words(answer: ServingPlans) -> list[Note]:
 def to_fit(base: Question) -> Iterator[Note]:
     """Yield the least GPUs that would hold the model, of each pool that does not, and the types in which those there would."""
     put = replan(base, max_model_len=max(base.limits.max_model_len, int(base.requests.tokens)))
-    pools = {"": put}
-    if put.requests.prefill_cluster:
-        pools = {" for prompts": where_prompts_run(put), " for decoding": put}
+    pools = {" for prompts": where_prompts_run(put), " for decoding": put} if put.requests.prefill_cluster else {"": put}
     first = put.goal.dtypes[0]
     if len(pools) == 1 and (roomier := make_room(near := _fit(put, first))) and roomier.fits:
         yield words("remedy-limits", settings=changed_limits(roomier, near), plan=describe_layout(roomier.question.plan))

@@ -357,7 +357,10 @@ class TrainPlans(SearchAnswer):
         return describe_kind(replace(self.kinds[int(rows.kind[i])].plan, tp=int(rows.tp[i])))
 
     def whole_words(self, rows: TrainColumns, i: int) -> str:
-        return f"{self.gpu_words(rows, i)}, microbatch {int(rows.micro_batch[i])}, {self.kind_words(rows, i)}"
+        return f"{plural(int(rows.gpus[i]), 'GPU')} = {self.run_words(rows, i)}"
+
+    def run_words(self, rows: TrainColumns, i: int) -> str:
+        return f"{self.workers(rows, i)}, microbatch {int(rows.micro_batch[i])}, {self.kind_words(rows, i)}"
 
 
 def ground(put: Question) -> Question:

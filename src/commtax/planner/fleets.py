@@ -311,8 +311,7 @@ def servers_of(searched: ServingPlans, i: int) -> PlannedServers:
     rows, q = searched.plans, searched.put(searched.plans, i).but(concurrency=int(searched.plans.concurrency[i]))
     q = q.but(max_model_len=searched.longest(rows, i), max_num_seqs=admitted_sequences(searched, rows, i))
     prompts = int(rows.prefill_replicas[i]) if rows.mode[i] else 0
-    if prompts:
-        q = q.but(prefill_tp=int(rows.prefill_tp[i]), prefill_dp=int(rows.prefill_dp[i]))
+    q = q.but(prefill_tp=int(rows.prefill_tp[i]), prefill_dp=int(rows.prefill_dp[i])) if prompts else q
     return PlannedServers(startable(q), int(rows.replicas[i]), prompts)
 
 

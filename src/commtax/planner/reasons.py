@@ -450,19 +450,14 @@ def explain_training(answer: TrainPlans, i: int) -> Iterator[str]:
         yield from [f"{float(rows.step_s[i] / rows.step_s[0]) - 1:.1%} slower than the best"] if i else []
         return
     if first:
-        best = f"the best is {_training_name(answer, 0)}: {_faster_words(answer, 0, first)}"
+        best = f"the best is {answer.run_words(rows, 0)}: {_faster_words(answer, 0, first)}"
         yield words("doubted", lead=best, doubt=doubt_words(q))
     rivals, splits = np.flatnonzero(training_leads(q, rows.gpus, rows.step_s)), answer.splits().tolist()
     for i, simpler in _next_plans(np.intersect1d(splits, rivals).tolist(), kind, first):
         named = f"best simpler plan ({TRAINED[int(kind[i]) % len(TRAINED)]})" * simpler
         role = _next_role(splits.index(first), splits.index(i), named, "" if simpler else "next plan on all GPUs")
         doubt = "; too close to call, measure both" if is_close(q, float(rows.step_s[i] / rows.step_s[first])) else ""
-        yield f"{_faster_words(answer, first, i)} than {role}, {_training_name(answer, i)}{doubt}"
-
-
-def _training_name(answer: TrainPlans, i: int) -> str:
-    rows = answer.plans
-    return f"{answer.workers(rows, i)}, microbatch {int(rows.micro_batch[i])}, {answer.kind_words(rows, i)}"
+        yield f"{_faster_words(answer, first, i)} than {role}, {answer.run_words(rows, i)}{doubt}"
 
 
 def _faster_words(answer: TrainPlans, i: int, j: int) -> str:

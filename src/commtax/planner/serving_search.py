@@ -171,8 +171,7 @@ def having_room(
     put = q.but(weights_dtype=q.goal.dtypes[index], **exchange.changes)
     base = replace(columns.ground(put), what_if=put.what_if)
     whole = space(base, exchange)
-    if layouts is not None:
-        whole = whole.take(whole.among(layouts))
+    whole = whole if layouts is None else whole.take(whole.among(layouts))
     lost = [] if exchange.beside else list(reasons.illegal_families(base, whole))
     legal = whole.legal
     if not len(legal):

@@ -34,9 +34,8 @@ DECODES = (*PROMPTS, "context", "drafts")  # … or a decode step
 def technique_sets_of(text: str) -> tuple[str, ...]:
     """Parse sets of techniques: ``dbo,mtp=1+dcp=2`` are two, the second of two techniques."""
     sets = tuple(dict.fromkeys(one.strip().replace("+", ",") for one in text.split(",") if one.strip()))
-    for one in sets:
-        if one != AUTO:
-            changes_of(one)
+    for one in (one for one in sets if one != AUTO):
+        changes_of(one)
     return sets
 
 

@@ -99,8 +99,7 @@ def _kinds(base: Question) -> Iterator[Question]:
         partly.append(LIGHT[bool(base.model.attention.latent)])
     for zero, recompute in itertools.product(stages, ["none", "full", *partly]):
         yield base.but(zero=zero, recompute=recompute)
-        for chunks in CHUNKS:
-            yield base.but(zero=zero, recompute=recompute, schedule="interleaved", chunks=chunks)
+        yield from (base.but(zero=zero, recompute=recompute, schedule="interleaved", chunks=chunks) for chunks in CHUNKS)
 
 
 def _grid(base: Question) -> TrainColumns:
