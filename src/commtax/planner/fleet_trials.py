@@ -131,8 +131,7 @@ class Trial:
         """Probability that it is not overloaded: that steps are no longer than its capacity leaves room for."""
         if isnan(self.capacity) or (self.stretch == 1 and not self.sigma):
             return 1.0
-        confidence = self.layout.question.goal.confidence
-        steps = self.steps if self.stretch == 1 else estimate_through(1.0, self.stretch, confidence)
+        steps = self.steps if self.stretch == 1 else estimate_through(1.0, self.stretch, self.layout.question.goal.confidence)
         return steps.kept(longest_steps(self.rate, self.capacity))
 
     @property

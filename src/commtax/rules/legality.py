@@ -326,8 +326,7 @@ def notes(model: spec.Model, cluster: spec.Cluster, plan: spec.Plan, engine: spe
     beside = f", split over dcp {dcp}" if dcp > 1 else ""
     for kv in _shared_counts(model):
         if tp > kv * dcp:
-            heads = f"{kv} heads over tp {tp}{beside}, {tp // kv // dcp} copies of each"
-            yield Note("kv-replicated", f"KV heads replicated: {heads}")
+            yield Note("kv-replicated", f"KV heads replicated: {kv} heads over tp {tp}{beside}, {tp // kv // dcp} copies of each")
     if any(map(_whole_cache, model.attentions)) and tp > dcp:
         whole = f"latent KV is whole on each of the {tp} tp ranks: tp does not divide the KV cache"
         split = f"latent KV is split over dcp {dcp} and kept {tp // dcp} times by tp {tp}"
@@ -345,5 +344,4 @@ def notes(model: spec.Model, cluster: spec.Cluster, plan: spec.Plan, engine: spe
     if sizes:
         yield Note("uneven-stages", f"uneven pipeline: {model.num_layers} layers as {'+'.join(map(str, sizes))}{ends}")
     if idle > 0:
-        laid = PlanToCheck(model, cluster, plan, engine).laid
-        yield Note("idle-gpus", f"{idle} of {cluster.num_gpus} GPUs idle ({laid})")
+        yield Note("idle-gpus", f"{idle} of {cluster.num_gpus} GPUs idle ({PlanToCheck(model, cluster, plan, engine).laid})")
