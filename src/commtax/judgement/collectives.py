@@ -1,5 +1,4 @@
 """Whether a measured collective takes as long as it should: one time, all times of a test, and the one that tells most.
-
 A test cannot pass with a time that no link could carry, which is of something else, or where every range is assumed."""
 
 from collections.abc import Collection, Sequence
@@ -38,5 +37,4 @@ def telling_time(sizes: Sequence[float], verdicts: Sequence[str]) -> int:
     >>> telling_time([8, 64, 512], ["pass", "fail", "pass"]), telling_time([8, 64], ["pass", "assumed"])
     (1, 1)
     """
-    failed = [i for i, verdict in enumerate(verdicts) if verdict == FAIL]
-    return max(failed or range(len(sizes)), key=lambda i: sizes[i])
+    return max([i for i, verdict in enumerate(verdicts) if verdict == FAIL] or range(len(sizes)), key=lambda i: sizes[i])

@@ -1,7 +1,6 @@
 """Limits of an engine: which stop a server from starting, which to change when memory binds (the mildest that are worth it, those
 that cost least first), and how many sequences to admit: room for the clients' peak, fewer where more would break a promise."""
 
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil, inf, sqrt
 
@@ -107,8 +106,7 @@ def sequences_to_admit(clients: int, ranks: int, most: int, crowded: bool, graph
     (0, 0)
     """
     peak = peak_sequences(clients, ranks)
-    at = bisect_left(graph_sizes, peak)
-    limit = graph_sizes[at] if at < len(graph_sizes) else peak
+    limit = next((size for size in graph_sizes if size >= peak), peak)
     return limit if crowded and limit < most else 0
 
 

@@ -1,15 +1,12 @@
 """Whether a change of a deployment pays: its gain for whole requests, that gain's range, and what is left of it in a full cache.
-
 A gain is a rate with the change over the rate without it, so that 1 is no gain."""
 
 from commtax.thresholds import levels
 
 LEVEL = levels(__name__)
 ALIKE = LEVEL.alike
-
 REFUSED, NO_ROOM, SAME = "not here", "does not fit", "changes nothing"
 GAINS, LOSES, UNDECIDED = "gains", "loses", "undecided"
-
 SET, MEASURE, WHEN_FULL, NO_GAIN, LEAVE = "set", "measure", "when-full", "no-gain", "leave"
 
 

@@ -8,9 +8,7 @@ from commtax.question import Question
 
 def margin(q: Question, pools: bool = False) -> float:
     """Return the share by which the best plan may exceed the recommended one: as requested, else within which the order is unknown.
-
-    In training nothing: its plans differ by flags of one program, and a run of months pays for each per cent.
-    """
+    In training nothing: its plans differ by flags of one program, and a run of months pays for each per cent."""
     if q.goal.margin is not None:
         return q.goal.margin
     return 0.0 if q.trains else ratio_error(q, pools)

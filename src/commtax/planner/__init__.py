@@ -93,9 +93,8 @@ def plan(
     limits = {"ttft_s": values.seconds(ttft_s, "ttft_s"), "tpot_s": values.seconds(tpot_s, "tpot_s")}
     put = resolve_question(model, cluster, {**usual, **check_taken("plan", options), **CompareOptions(dtype=dtypes[0])})
     put = put.but(**limits, objective=objective, dtypes=tuple(dict.fromkeys(dtypes)), max_concurrency=max_concurrency)
-    put = put.but(confidence=confidence_of(confidence), margin=margin_of(margin), cost_of=cost_of)
-    put = put.but(technique_sets=technique_sets_of(techniques))
-    return best_serving(with_prices([put], usd_per_gpu_hour)[0])
+    put = put.but(confidence=confidence_of(confidence), margin=margin_of(margin), technique_sets=technique_sets_of(techniques))
+    return best_serving(with_prices([put.but(cost_of=cost_of)], usd_per_gpu_hour)[0])
 
 
 def best_serving(put: Question) -> ServingPlans:
@@ -166,10 +165,8 @@ def serving_standing(
     tuned: bool = False,
 ) -> StandingPlan:
     """Rank ``replicas`` copies of a plan (tp, pp, dp, ep) among the answer's, at ``clients`` of the whole or at their best load.
-
     ``prompts`` are servers of their own for prompts (tp, dp and how many as replicas), which the copies decode for. All run
-    as the question says; ``tuned``, with the exchange, the copies of experts and the techniques that serve them best.
-    """
+    as the question says; ``tuned``, with the exchange, the copies of experts and the techniques that serve them best."""
     q, copies = answer.question, replace(record_from(Plan, sizes), replicas=replicas)
     pools = prompts and ((prompts.replicas, prompts), (replicas, copies))
     name, index = describe_pools(q.places, *pools) if pools else describe_layout(copies), _index(q, dtype)
@@ -236,8 +233,7 @@ def _cannot(answer: ServingPlans | TrainPlans, name: str, reason: str) -> Standi
 def training_standing(answer: TrainPlans, run: Question) -> StandingPlan:
     """Return a training plan of some kind beside the answer's, for the same global batch."""
     plan, micro, total = run.plan, int(run.micro_batch), answer.question.goal.global_batch
-    axes = ", ".join(f"{axis} {getattr(plan, axis)}" for axis in ("tp", "pp", "dp", "cp", "ep"))
-    name = f"{axes}, {describe_kind(plan)}"
+    name = ", ".join([*(f"{axis} {getattr(plan, axis)}" for axis in ("tp", "pp", "dp", "cp", "ep")), describe_kind(plan)])
     if total % (plan.dp * micro):
         return _cannot(answer, name, f"{plan.dp} replicas and microbatches of {micro} do not divide {total} sequences")
     try:
@@ -251,6 +247,5 @@ def training_standing(answer: TrainPlans, run: Question) -> StandingPlan:
     if row.memory_bytes[0] > budget:
         need = f"{float(row.memory_bytes[0]) / 2**30:.1f} GiB per rank of {budget / 2**30:.1f}"
         return StandingPlan(described, row, reason=f"does not fit: {need}")
-    better = answer.plans.step_s < float(row.step_s[0]) * (1 - 1e-9)
-    gain = float(row.step_s[0] / answer.plans.step_s[0]) if len(answer.plans) else 1.0
-    return StandingPlan(described, row, 1 + int(np.sum(better)), gain)
+    rank = 1 + int(np.sum(answer.plans.step_s < float(row.step_s[0]) * (1 - 1e-9)))
+    return StandingPlan(described, row, rank, float(row.step_s[0] / answer.plans.step_s[0]) if len(answer.plans) else 1.0)

@@ -28,7 +28,10 @@ from commtax.verbs.settling import describe_layout, replan
 from commtax.words import words
 
 Placed = tuple[ServingPlans, ServingColumns, int]  # a row of some plans of an answer
+RowLoads = Callable[[ServingPlans, ServingColumns, int], ServingColumns]  # the good loads of a row's plan, best first
 SUMMED = ("throughput", "cost")  # objectives by which what counts of two clusters is what both give
+SMALLER = ("fp8", "int4")
+MOST_HOSTS = 64
 
 
 def questions_alone(put: Question) -> Iterator[Question]:
@@ -114,8 +117,7 @@ def _judged(answer: ServingPlans, good: Sequence[Placed]) -> str:
 
 def _split_verdict(answer: ServingPlans, ratio: float) -> str:
     """Say whether to split prompts from decoding, by the objective without a split over that with two pools."""
-    counted = answer.question.goal.objective == "gpus" and ratio != 1
-    if not counted and is_close(answer.question, ratio, pools=True):
+    if (answer.question.goal.objective != "gpus" or ratio == 1) and is_close(answer.question, ratio, pools=True):
         return "whether to split prompts from decoding is too close to call, measure both"
     return f"it is better {'not ' * (ratio > 1)}to split prompts from decoding"
 
@@ -148,11 +150,7 @@ def best_of_types(answer: ServingPlans) -> Iterator[str]:
         yield f"weights in {' and '.join(smaller)} change the model's answers: accuracy is not predicted"
 
 
-def answer_with_room(
-    answer: ServingPlans,
-    loads: Callable[[ServingPlans, ServingColumns, int], ServingColumns],  # the good ones of a row's plan, best first
-    search: Callable[[Question], ServingPlans],
-) -> ServingPlans | None:
+def answer_with_room(answer: ServingPlans, loads: RowLoads, search: Callable[[Question], ServingPlans]) -> ServingPlans | None:
     """Return what a whole search answers with the engine limits that gain most on the recommended plan, if any gains enough."""
     rows, first, q = answer.plans, answer.recommended, answer.question
     if rows.mode[first] or not memory_binds(float(rows.kv_headroom[first])):
@@ -187,16 +185,10 @@ def roomier_words(answer: ServingPlans) -> list[Note]:
     return [words("roomier", where=where, figures=figures, ttft=ttft, tpot=tpot, **limits)]
 
 
-SMALLER = ("fp8", "int4")
-MOST_HOSTS = 64
-
-
 def to_fit(base: Question) -> Iterator[Note]:
     """Yield the least GPUs that would hold the model, of each pool that does not, and the types in which those there would."""
     put = replan(base, max_model_len=max(base.limits.max_model_len, int(base.requests.tokens)))
-    pools = {"": put}
-    if put.requests.prefill_cluster:
-        pools = {" for prompts": where_prompts_run(put), " for decoding": put}
+    pools = {" for prompts": where_prompts_run(put), " for decoding": put} if put.requests.prefill_cluster else {"": put}
     first = put.goal.dtypes[0]
     if len(pools) == 1 and (roomier := make_room(near := _fit(put, first))) and roomier.fits:
         yield words("remedy-limits", settings=changed_limits(roomier, near), plan=describe_layout(roomier.question.plan))

@@ -26,6 +26,10 @@ from commtax.verbs.fit_advice import length_to_start_with
 from commtax.verbs.fitting import step_limits
 from commtax.verbs.settling import describe_layout, replan, settle
 
+SIZED = (*SIZES, "micro_batch")  # columns that a trained plan has before it is priced
+DEGREES = {"TP": "tp", "PP": "pp", "CP": "cp", "EP": "ep", "microbatch": "micro_batch"}  # of families of training plans
+USUAL = "balanced"  # the place to start from where users wait
+
 
 @dataclass(frozen=True, slots=True)
 class ColumnTable:
@@ -119,10 +123,6 @@ class ServingColumns(ColumnTable):
         return np.asarray(1 / self.tpot_s)
 
 
-SIZED = (*SIZES, "micro_batch")  # columns that a trained plan has before it is priced
-DEGREES = {"TP": "tp", "PP": "pp", "CP": "cp", "EP": "ep", "microbatch": "micro_batch"}  # of families of training plans
-
-
 @dataclass(frozen=True, slots=True)
 class TrainColumns(ColumnTable):
     kind: Array  # index in ``kinds``
@@ -168,9 +168,6 @@ class SearchAnswer(Answer):
 
     def layout(self, rows: Any, i: int) -> str:
         return describe_layout(rows.plan_of(i))
-
-
-USUAL = "balanced"  # the place to start from where users wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,11 +262,10 @@ class ServingPlans(SearchAnswer):
 
     def simulation(self, rows: ServingColumns, i: int, clients: Number = 0) -> ClosedLoop:
         """Price row ``i`` as ``simulate`` does, all copies or workers of a split, at its listed load or at others of the whole."""
-        copies, run = int(rows.replicas[i]), self.servers(rows, i)
+        copies, prompts, run = int(rows.replicas[i]), int(rows.prefill_replicas[i]), self.servers(rows, i)
         clients = clients if np.any(clients) else int(rows.concurrency[i])
         if not int(rows.mode[i]):
             return price_closed_loop(settle(run.but(replicas=copies, concurrency=clients // copies * copies)))
-        prompts = int(rows.prefill_replicas[i])
         return price_closed_loop(settle(run.but(prefill_workers=prompts, decode_workers=copies, concurrency=clients)))
 
     def range_of(self, rows: ServingColumns, i: int, name: str = "tpot_s") -> tuple[float, float]:
@@ -302,8 +298,7 @@ class ServingPlans(SearchAnswer):
 
     def step_of(self, rows: ServingColumns, i: int) -> StepBill:
         """Return the decode step that row ``i`` runs in the middle of its requests' lives."""
-        batch = int(self.decoding(rows.row(i))[0])
-        return price(settle(self.put(rows, i).but(batch=batch, context=self._middle)))
+        return price(settle(self.put(rows, i).but(batch=int(self.decoding(rows.row(i))[0]), context=self._middle)))
 
     def comm_fractions(self, rows: ServingColumns) -> Array:
         """Return the share of each row's decode step that is exposed communication."""
@@ -362,7 +357,10 @@ class TrainPlans(SearchAnswer):
         return describe_kind(replace(self.kinds[int(rows.kind[i])].plan, tp=int(rows.tp[i])))
 
     def whole_words(self, rows: TrainColumns, i: int) -> str:
-        return f"{self.gpu_words(rows, i)}, microbatch {int(rows.micro_batch[i])}, {self.kind_words(rows, i)}"
+        return f"{plural(int(rows.gpus[i]), 'GPU')} = {self.run_words(rows, i)}"
+
+    def run_words(self, rows: TrainColumns, i: int) -> str:
+        return f"{self.workers(rows, i)}, microbatch {int(rows.micro_batch[i])}, {self.kind_words(rows, i)}"
 
 
 def ground(put: Question) -> Question:
@@ -408,7 +406,6 @@ def order(q: Question, c: ServingColumns) -> list[Array]:
 
 
 def standing_of(q: Question, c: ServingColumns) -> Array:
-    """Return what stands for each plan of a ranking."""
     return standing(q, c.mode, c.ttft_s, latest_first_token_s(q))
 
 

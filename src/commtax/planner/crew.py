@@ -55,8 +55,7 @@ class Processes:
         if self.pool is None:
             # Forked processes know at once what this one does. That is safe as long as it has one thread, and on Linux.
             method = "fork" if sys.platform == "linux" and threading.active_count() == 1 else "spawn"
-            # An interrupt is for the process that was asked: it tells the best so far.
-            ignored = (signal.SIGINT, signal.SIG_IGN)
+            ignored = (signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the process that was asked: it tells the best so far
             self.pool = ProcessPoolExecutor(self.count, get_context(method), initializer=signal.signal, initargs=ignored)
         places = {self.pool.submit(work, task): place for place, task in enumerate(tasks)}
         for done in as_completed(places):

@@ -1,5 +1,4 @@
 """Would a measurement change which plan to run? Plans beside each other in worlds drawn from the distribution of their latencies.
-
 In each world a plan runs at its best load within the limits, and the recommended one is right where no other is better by more than
 the margin. A run is worth what it saves in the mean: after it, the plan that looks best then is taken."""
 
@@ -107,8 +106,7 @@ def settle_decision(answer: ServingPlans, wanted: int) -> Settlement:
     weighing = Weighing(goal, plans)
     values = weighing.worth(_worlds(foresight, normals))
     right, loss = _judged(values, 0, within)
-    best = np.argmax(values, axis=0)
-    beaten = values.max(axis=0) > values[0] * (1 + within)
+    best, beaten = np.argmax(values, axis=0), values.max(axis=0) > values[0] * (1 + within)
     rivals = [(plan.name, float(np.mean(beaten & (best == i)))) for i, plan in enumerate(plans) if i]
     sure = right >= LEVEL.sure or loss < LEVEL.least_loss
     runs = [] if sure else list(_runs(weighing, plans, foresight, (normals, outcomes), loss, wanted))
@@ -170,7 +168,6 @@ def _judged(values: Array, chosen: int, within: float) -> tuple[float, float]:
 
 
 def _weighed(answer: ServingPlans, rows: ServingColumns, i: int) -> WeighedPlan:
-    """Row ``i`` at its own load and at others around it."""
     listed, put = int(rows.concurrency[i]), answer.put(rows, i)
     copies = 1 if rows.mode[i] else int(rows.replicas[i])
     loads = sorted({max(1, round(listed * share / copies)) * copies for share in LOADS})

@@ -11,6 +11,8 @@ from commtax.spec import NO_TECHNIQUES
 from commtax.statement import Refusal, rule_of
 from commtax.verbs.settling import settle
 
+SEARCHED = "dcp"  # over how many ranks caches are split is searched, up to what is asked for
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertExchange:
@@ -60,13 +62,12 @@ def requested_way(q: Question, apart: bool) -> int:
 
 
 def _plain_exchanges(q: Question) -> tuple[ExpertExchange, ...]:
-    """Return the requested or the engine's own exchange, and where none is requested those for experts on many ranks, without
-    redundant experts and with an eighth, as published deployments have (32 of DeepSeek-V3's 256)."""
+    """Return the requested or the engine's own exchange, and where none is requested those for experts on many ranks."""
     requested, model = ExpertExchange(q.what_if.ep_backend, q.plan.redundant_experts), q.model.experts
     split = tuple(replace(requested, dcp=2**i, apart=False) for i in range(1, int(q.plan.dcp).bit_length()))
     if model is None or requested.backend:
         return (requested, *split)
-    eighth = [model.num_experts // 8] if model.num_experts % 8 == 0 else []
+    eighth = [model.num_experts // 8] if model.num_experts % 8 == 0 else []  # as published: 32 of DeepSeek-V3's 256
     copies = [requested.redundant] if requested.redundant else [0, *eighth]
     wide, place = list[ExpertExchange](), q.cluster
     for backend in (name for name, one in BACKENDS.items() if {place.chip.vendor, place.chip.family} & {*one.searched_on}):
@@ -78,9 +79,6 @@ def _plain_exchanges(q: Question) -> tuple[ExpertExchange, ...]:
         # Prompts of servers that also decode go in bulk, where the backend has kernels for that.
         wide += [] if both else [ExpertExchange(prompts, n, wide=True, apart=False) for n in copies]
     return requested, *wide, *split
-
-
-SEARCHED = "dcp"  # over how many ranks caches are split is searched, up to what is asked for
 
 
 def dropped(put: Question, workers: Iterable[Question]) -> tuple[str, ...]:

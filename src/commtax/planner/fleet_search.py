@@ -3,7 +3,6 @@ so that the answer is the same on one core and on many, those first that the clo
 
 from collections.abc import Callable, Sequence
 from math import inf, isnan
-from typing import TypeVar
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from commtax import counting
 from commtax.judgement.margins import margin
 from commtax.planner import fleet_trials
 from commtax.planner.columns import Rejected, ground
-from commtax.planner.crew import Crew
+from commtax.planner.crew import Crew, Item, Made
 from commtax.planner.fleet_trials import Task, Trial, longest_step, rate_of, too_slow
 from commtax.planner.layouts import SLACK, Layout, all_requests, candidates
 from commtax.planner.ranking import complexity_of, simplest_served
@@ -28,8 +27,6 @@ LATER = 0.1  # of what layouts of a kind's first round take, for the time left: 
 START = 2.0  # fleets that take as long to simulate as a layout's steps take to price and saturate …
 DETAIL, LARGER = 2.0, 8.0  # … and as the details of a fleet take, and larger ones, or finding all layouts
 NEAREST = 5  # fleets that come nearest to the limits where none holds
-Item = TypeVar("Item")
-Made = TypeVar("Made")
 Progress = Callable[[int, int, Trial | None], None]  # told how many of how many layouts are done, and the best so far
 
 
@@ -84,8 +81,7 @@ class Search:
         self.question = replace(ground(put), plan=put.plan)
         self.price = put.goal.usd_per_gpu_hour if put.goal.objective == "cost" else 1.0  # what the objective counts of a GPU
         self.workers, self.top, self.progress = workers, top, progress
-        self.good: list[Trial] = []
-        self.broken: list[Trial] = []
+        self.good, self.broken = list[Trial](), list[Trial]()
         self.rejected: tuple[Rejected, ...] = ()
         self.count = self.total = self.done = self.left_out = 0
         self.left: list[Layout] = []  # those that nobody has looked at, best first
@@ -230,9 +226,8 @@ class Search:
             part = [x for x in left[first : first + ROUND[ONE_POOL]] if least[_key(x)] <= most]
             if not part or self.question.goal.objective == "tokens":  # these are counted per GPU
                 return
-            tasks = [Task(x, most, safe=True) for x in part]
-            trials = self._do_each(fleet_trials.least_fleet, tasks, DETAIL)
-            for trial in (trials[place] for place in range(len(tasks))):
+            trials = self._do_each(fleet_trials.least_fleet, [Task(x, most, safe=True) for x in part], DETAIL)
+            for trial in (trials[place] for place in range(len(part))):
                 alike = [other for other in (*self.good, *self.broken) if _key(other.layout) == _key(trial.layout)]
                 self.left_out -= not alike
                 same = [other for other in alike if other.holds and other.size == trial.size]

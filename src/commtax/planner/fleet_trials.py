@@ -48,9 +48,7 @@ class Task:
 @dataclass(frozen=True, slots=True)
 class Trial:
     """The least fleet of a layout that holds, else the nearest to it. ``over`` is its worst time over that time's limit.
-
-    A limit is kept with a confidence where it is kept with steps as long as they are with that probability.
-    """
+    A limit is kept with a confidence where it is kept with steps as long as they are with that probability."""
 
     layout: Layout
     size: Size
@@ -133,8 +131,7 @@ class Trial:
         """Probability that it is not overloaded: that steps are no longer than its capacity leaves room for."""
         if isnan(self.capacity) or (self.stretch == 1 and not self.sigma):
             return 1.0
-        confidence = self.layout.question.goal.confidence
-        steps = self.steps if self.stretch == 1 else estimate_through(1.0, self.stretch, confidence)
+        steps = self.steps if self.stretch == 1 else estimate_through(1.0, self.stretch, self.layout.question.goal.confidence)
         return steps.kept(longest_steps(self.rate, self.capacity))
 
     @property
@@ -200,8 +197,7 @@ def too_slow(layout: Layout, size: Size) -> tuple[str, float] | None:
 
 
 def _is_overloaded(layout: Layout, size: Size, longer: float = 1.0) -> bool:
-    """Return whether the capacity of each kind of worker, or of the whole fleet where no limit can break, shows that a fleet does
-    not hold. Large fleets are judged with steps ``longer`` than priced, small ones by a run."""
+    """Return whether capacity alone shows that a fleet does not hold: of large ones with steps ``longer`` than they are priced."""
     q, rate = layout.question, rate_of(layout.question)
     if q.goal.confidence < EVEN:
         return False
@@ -290,8 +286,7 @@ def worst(q: Question, outcome: RequestsInTime) -> float:
 
 def _decide_fleet(layout: Layout, size: Size, rate: float, stretch: float = 1.0, most: float = inf) -> tuple[float, RequestsInTime]:
     """Return the worst time over its limit, and the run that shows it: a short one where that is plain."""
-    q = layout.question
-    whole = layouts.run_lengths(sample_of_fleet(layout, size))
+    q, whole = layout.question, layouts.run_lengths(sample_of_fleet(layout, size))
     for counted, sure in LOOKS if q.goal.slo else ():
         warmup = min(whole[1], counted)
         if 2 * (warmup + counted) <= whole[0]:
@@ -373,8 +368,7 @@ def with_growth(trial: Trial) -> Trial:
         return growth > wanted and _decide_fleet(trial.layout, trial.size, rate * (1 + growth), trial.stretch)[0] > 1
 
     grows = GROWTHS[: bisect_left(GROWTHS, most)]
-    each = max(1, ceil(len(grows) / PARTS))
-    first = bisect_right(grows, trial.growth) if finely else 0
+    each, first = max(1, ceil(len(grows) / PARTS)), bisect_right(grows, trial.growth) if finely else 0
     grows = grows[first : (first // each + 1) * each] if finely else grows[::each]
     if finely or not (grows and trial.over <= EASY and not breaks(grows[-1])):
         grows = grows[: bisect_left(grows, True, key=breaks)]

@@ -167,8 +167,9 @@ def _check(q: Question) -> None:
     if goal.objective and goal.objective not in OBJECTIVES:
         raise Refusal.of(f"one of {', '.join(OBJECTIVES)} with a request rate", OBJECTIVES, objective=goal.objective)
     if not 0 < offered.request_rate < inf:
-        rule = "requests/s, a number above 0; nearest valid: 1"
-        raise Refusal(f"request_rate={offered.request_rate:g}: {rule}", "request_rate", (1,))
+        raise Refusal(
+            f"request_rate={offered.request_rate:g}: requests/s, a number above 0; nearest valid: 1", "request_rate", (1,)
+        )
     if not wanted.num_prompts >= LEAST_PROMPTS:
         rule = f"at least {LEAST_PROMPTS} make a percentile; nearest valid: {LEAST_PROMPTS}"
         raise Refusal(f"num_prompts={wanted.num_prompts:g}: {rule}", "num_prompts", (LEAST_PROMPTS,))
@@ -186,17 +187,12 @@ def _answer(searches: Sequence[Search], objective: str, top: int, workers: Crew)
     chosen = [ranking[recommended_place(ranking)] for ranking in alike if ranking]  # of all, then of each cluster
     listed_ids = {id(trial) for trial in (*leaders_of_ranking(good, keys, top), *chosen)}
     plans = tuple(trial for trial in good if id(trial) in listed_ids)
-    answer = FleetPlans(
-        tuple(search.question for search in searches),
-        objective,
-        plans,
-        rejected=tuple(_reasons(searches)),
-        recommended=next((i for i, trial in enumerate(plans) if trial is chosen[0]), 0),
-        near=() if good else tuple(broken[:NEAREST]),
-        candidates=sum(search.count for search in searches),
-        simulated=sum(trial.simulated for search in searches for trial in (*search.good, *search.broken)),
-        complete=all(search.complete for search in searches),
-    )
+    first, near = next((i for i, trial in enumerate(plans) if trial is chosen[0]), 0), tuple(broken[: 0 if good else NEAREST])
+    questions, rejected = tuple(search.question for search in searches), tuple(_reasons(searches))
+    answer = FleetPlans(questions, objective, plans, rejected=rejected, recommended=first, near=near)
+    simulated = sum(trial.simulated for search in searches for trial in (*search.good, *search.broken))
+    counts, complete = sum(search.count for search in searches), all(search.complete for search in searches)
+    answer = replace(answer, candidates=counts, simulated=simulated, complete=complete)
     if good or not answer.complete:
         return answer
     judged = dict(workers.each(fleet_trials.with_confidence, answer.near))
@@ -251,7 +247,6 @@ def obstacle(trial: Trial) -> str:
 
 
 def _remedies(answer: FleetPlans, workers: Crew) -> Iterator[str]:
-    """Yield more of the same chips, a lower rate or looser limits, and a lower confidence, each tried."""
     q = answer.question
     if not answer.near:
         yield from () if any(lost.slow for lost in answer.rejected) else to_fit(q)
@@ -275,7 +270,6 @@ def _remedies(answer: FleetPlans, workers: Crew) -> Iterator[str]:
 
 
 def _limits_that_hold(nearest: Trial, workers: Crew) -> dict[str, float] | None:
-    """Return the limits that must be looser, rounded, with which the fleet was tried and holds, if any."""
     slo = dict(nearest.layout.question.goal.slo)
     ((_, needed),) = workers.each(fleet_trials.sure_times, [nearest])
     broken = [name for name, limit in slo.items() if needed[name] > limit]
@@ -293,7 +287,6 @@ def _first_that_holds(trial: Trial, tried: Iterable[tuple[Value, Changes]], work
 
 
 def _fleets_on_more_gpus(answer: FleetPlans, workers: Crew) -> Iterator[str]:
-    """Yield what is recommended on more GPUs of the nearest fleet's kind."""
     q = answer.near[0].layout.question
     put = answer.question.but(cluster=q.cluster, engine=q.engine, usd_per_gpu_hour=q.goal.usd_per_gpu_hour)
     for place, _ in zip(larger_clusters(q.cluster), range(DOUBLINGS), strict=False):
@@ -318,8 +311,7 @@ def servers_of(searched: ServingPlans, i: int) -> PlannedServers:
     rows, q = searched.plans, searched.put(searched.plans, i).but(concurrency=int(searched.plans.concurrency[i]))
     q = q.but(max_model_len=searched.longest(rows, i), max_num_seqs=admitted_sequences(searched, rows, i))
     prompts = int(rows.prefill_replicas[i]) if rows.mode[i] else 0
-    if prompts:
-        q = q.but(prefill_tp=int(rows.prefill_tp[i]), prefill_dp=int(rows.prefill_dp[i]))
+    q = q.but(prefill_tp=int(rows.prefill_tp[i]), prefill_dp=int(rows.prefill_dp[i])) if prompts else q
     return PlannedServers(startable(q), int(rows.replicas[i]), prompts)
 
 

@@ -1,5 +1,4 @@
 """Layouts of a copy that may serve a rate, sizes that a fleet of one layout may have, and how many of its copies are simulated.
-
 Three bounds prune before anything is simulated, with slack: load only lengthens the times of a request that has a copy to itself;
 tokens take as long as among the requests that make the rate; and no fleet answers more than its copies' throughput."""
 
@@ -36,6 +35,12 @@ SLACK = 1.25  # times the closed form's throughput: saturated pipelines that wer
 OF_TOKENS = ("itl_mean", "itl_p99", "tpot_mean", "tpot_p50", "tpot_p90", "tpot_p95", "tpot_p99")
 """Statistics that are no less than the mean time of a token."""
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+FINE, FINE_PAIRS = 100, 32  # workers of one kind and of two up to which each number is tried: runs tell fleets apart no finer
+FAR = 8  # times the workers that the throughput needs: limits that so many do not meet are met by no more
+COUNTED, EACH = 1000, 300  # requests that count: of a run, and for each copy in it
+MOST = 20_000  # requests of a run
+TOKEN_S = 0.05  # an output token takes this long, where no limit says: how long the warm-up lasts
+_cached_stream = cache_few_answers(stream_of)
 Paces = tuple[tuple[float, ...], tuple[float, ...]]  # requests/s of a copy with more and more clients, and seconds of a token then
 
 
@@ -119,8 +124,7 @@ def _bearable(one: Question, plans: Space, stream: RequestStream, index: int) ->
         slow = least * ALONE > limit
         for tp in unique_values(plans.tp[slow & kept]).tolist():
             these = np.flatnonzero(slow & kept & (plans.tp == tp))
-            first = record_from(Plan, plans.sizes(int(these[0])))
-            words = f"TP {tp} ({len(these)} plans)" if len(these) > 1 else describe_layout(first)
+            words = f"TP {tp} ({len(these)} plans)" if len(these) > 1 else describe_layout(record_from(Plan, plans.sizes(these[0])))
             best = f"{limit_name(name)} {format_seconds(float(least[these].min()))} without any load"
             lost.append(Rejected(words + dtype_words(one, index), f"exceeds the limit: {best}", slow=True))
         kept &= ~slow
@@ -149,7 +153,6 @@ def limit_name(name: str) -> str:
 
 
 def _colocated_layouts(one: Question, plans: Space) -> Iterator[Layout]:
-    """Yield copies that compute their own prompts."""
     if not len(plans):
         return
     most = np.clip(at_once(ground(one), plans), 1, step_limits(one)[1]).astype(int)  # requests at once
@@ -188,10 +191,6 @@ def _split_layouts(put: Question, decoding: Sequence[tuple[ExpertExchange, Space
                     yield Layout(apart, group, most, answers, prompter(apart).plan, float(prompted[j]), wire, dropped=left, way=way)
 
 
-FINE, FINE_PAIRS = 100, 32  # workers of one kind and of two up to which each number is tried: runs tell fleets apart no finer
-FAR = 8  # times the workers that the throughput needs: limits that so many do not meet are met by no more
-
-
 def first_size(layout: Layout, able: list[Size], holds: Callable[[int], bool]) -> int:
     """Return the index of the first fleet of a layout that holds, the last where none does."""
     return first_pair(able, [layout.gpus(*size) for size in able], holds) if layout.apart else first_count(able, holds)
@@ -225,8 +224,7 @@ def first_pair(able: list[Size], gpus: list[int], holds: Callable[[int], bool]) 
         if no_more(able[chain[-1]], size):
             chain.append(at)
     best = chain[first_count(chain, lambda place: not fails(chain[place]))]
-    best = len(able) if fails(best) else best
-    middle = False
+    best, middle = len(able) if fails(best) else best, False
     while True:
         most = len(able) if best == len(able) else bisect_right(gpus, gpus[best] - gpus[best] // FINE_PAIRS, hi=best)
         left = [at for at in range(most) if not any(no_more(able[at], other) for other in failed)]
@@ -244,8 +242,7 @@ def no_more(size: Size, other: Size) -> bool:
 
 def able_sizes(layout: Layout, rate: float, most_gpus: int) -> list[Size]:
     """Return fleets whose throughput may exceed the rate, fewest GPUs first, then most throughput."""
-    tp, ahead = layout.group, layout.ahead_gpus
-    first = int(rate / layout.answers / SLACK) + 1
+    tp, ahead, first = layout.group, layout.ahead_gpus, int(rate / layout.answers / SLACK) + 1
     if not layout.apart:
         return [(n, 0) for n in counts(first, min(layout.most, most_gpus // tp), FINE)]
     least = int(rate / layout.prompt_answers / SLACK) + 1
@@ -276,12 +273,6 @@ def counts(least: int, most: int, fine: int) -> list[int]:
     return [*numbers, most] if most >= least else numbers
 
 
-COUNTED, EACH = 1000, 300  # requests that count: of a run, and for each copy in it
-MOST = 20_000  # requests of a run
-TOKEN_S = 0.05  # an output token takes this long, where no limit says: how long the warm-up lasts
-_cached_stream = cache_few_answers(stream_of)
-
-
 def lengths_of_run(q: Question, copies: int) -> tuple[int, int]:
     """Return the requests of a run, and how many are warm-up: as many as are in flight where tokens take as long as they may."""
     limits = [limit for name, limit in q.goal.slo if name.split("_")[0] in ("itl", "tpot")]
@@ -301,15 +292,13 @@ def is_sampled(layout: Layout, size: Size) -> bool:
 
 
 def sample_of_fleet(layout: Layout, size: Size) -> Sample:
-    """Return the copies that are simulated for a fleet."""
     sample = sample_of(layout.question.but(**workers_of(size, layout.apart)))
     return replace(sample, question=sample.question.but(num_prompts=layout.question.requests.num_prompts))
 
 
 def used_size(layout: Layout, size: Size) -> Size:
     """Return the copies, and the prompt workers, that get requests."""
-    q = layout.question
-    return (size[0], used_of(q, size[1])) if layout.apart else (used_of(q, size[0]), 0)
+    return (size[0], used_of(layout.question, size[1])) if layout.apart else (used_of(layout.question, size[0]), 0)
 
 
 def run_lengths(sample: Sample) -> tuple[int, int]:

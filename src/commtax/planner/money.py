@@ -1,5 +1,4 @@
 """Dollars: what a GPU-hour costs, what a fleet costs by the hour, and what a million tokens cost as asked and at full load.
-
 A price of 0 is none: what would follow from it is None, never 0."""
 
 from collections.abc import Sequence
@@ -56,7 +55,6 @@ class Money:
 
 
 def per_million(usd_per_hour: Number, tokens_per_s: Number) -> Number:
-    """Return the dollars of a million tokens."""
     return usd_per_hour / 3600 / tokens_per_s * 1e6
 
 

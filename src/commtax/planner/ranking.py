@@ -1,6 +1,4 @@
-"""Serving plans in order, those that others beat in every way left out; and which of them to run: the simplest near the best.
-
-Plans are also ranked by how much there is to set up, and of the simplest within the margin the best is recommended."""
+"""Serving plans in order, those that others beat in every way left out; and which of them to run: the simplest near the best."""
 
 from __future__ import annotations
 
@@ -19,6 +17,20 @@ from commtax.spec import Cluster, Plan
 
 LEAST = 0.01  # share of its worth that each technique must add to a plan to be turned on: what adds less is not worth a flag
 FAMILY = tuple(name for name in ServingColumns.names() if name in ("mode", "dtype", *PARTS["plan"], *PARTS["requests"][1:]))
+KINDS = (
+    "replicas with TP inside a host",
+    "stages or expert parallelism inside a host",
+    "attention DP with experts spread inside a host",
+    "stages across hosts",
+    "experts across hosts",
+    "TP across hosts",
+    "two pools",
+)
+"""Kinds of plans, simplest first. A host is a fast domain: the GPUs that NVLink joins, a rack where it joins that."""
+INSIDE, SPREAD_INSIDE, STAGES, EXPERTS, TENSORS, POOLS = range(1, len(KINDS))
+ACROSS = ("experts or context across hosts", "TP across hosts")
+TRAINED = ("data parallelism", "TP, experts or context inside a host", "stages", *ACROSS)  # kinds of training, simplest first
+UNEVEN = len(TRAINED)  # plans that leave GPUs idle come behind all that do not
 
 
 def family(c: ServingColumns) -> Array:
@@ -52,8 +64,7 @@ def best_first(q: Question, every: ServingColumns) -> tuple[ServingColumns, Serv
     good = every.take(np.flatnonzero(columns.worst_limit_ratio(q, every) <= 1))
     if len(good) or not len(every):
         least = least_gains(q)[good.exchange.astype(int)]
-        best = best_rows(columns.order(q, good), family(good), least) if len(good) else slice(0)
-        return good.take(best), NO_SERVING
+        return good.take(best_rows(columns.order(q, good), family(good), least) if len(good) else slice(0)), NO_SERVING
     near = [np.zeros(len(every)), -columns.worst_limit_ratio(q, every)]
     return NO_SERVING, every.take(best_rows(near, family(every), np.zeros(len(every)))[:5])
 
@@ -87,26 +98,9 @@ def front_of(c: ServingColumns) -> Array:
     """Return the points that no other beats in both tokens/s/GPU and tokens/s/user."""
     user, gpu = c.tokens_per_s_per_user, c.tokens_per_s_per_gpu
     ranked = np.lexsort((-gpu, -user))
-    best = np.maximum.accumulate(gpu[ranked])
-    keep = np.ones(len(ranked), dtype=bool)
+    best, keep = np.maximum.accumulate(gpu[ranked]), np.ones(len(ranked), dtype=bool)
     keep[1:] = gpu[ranked][1:] > best[:-1]
     return np.asarray(ranked[keep])
-
-
-KINDS = (
-    "replicas with TP inside a host",
-    "stages or expert parallelism inside a host",
-    "attention DP with experts spread inside a host",
-    "stages across hosts",
-    "experts across hosts",
-    "TP across hosts",
-    "two pools",
-)
-"""Kinds of plans, simplest first. A host is a fast domain: the GPUs that NVLink joins, a rack where it joins that."""
-INSIDE, SPREAD_INSIDE, STAGES, EXPERTS, TENSORS, POOLS = range(1, len(KINDS))
-ACROSS = ("experts or context across hosts", "TP across hosts")
-TRAINED = ("data parallelism", "TP, experts or context inside a host", "stages", *ACROSS)  # kinds of training, simplest first
-UNEVEN = len(TRAINED)  # plans that leave GPUs idle come behind all that do not
 
 
 def kinds(rows: ServingColumns, cluster: Cluster) -> Array:
@@ -155,8 +149,7 @@ def _worker_kinds(tp: Array, pp: Array | int, dp: Array, ep: Array, cluster: Clu
 
 def training_kinds(rows: TrainColumns, q: Question) -> Array:
     """Return the kind of each training plan: index in ``TRAINED``, and ``UNEVEN`` more where GPUs idle that others use."""
-    domain = q.cluster.domain
-    ranks = rows.tp * np.maximum(rows.cp, np.where(rows.ep > 1, rows.ep, 1))
+    domain, ranks = q.cluster.domain, rows.tp * np.maximum(rows.cp, np.where(rows.ep > 1, rows.ep, 1))
     kind = np.select([rows.tp > domain, ranks > domain, rows.pp > 1, ranks > 1], [4, 3, 2, 1], 0)
     return np.asarray(kind + UNEVEN * (rows.gpus < np.max(rows.gpus, initial=0)))
 

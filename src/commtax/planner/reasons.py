@@ -37,8 +37,11 @@ from commtax.words import words
 TELLING = 1 / 3  # the share of a loss that a reason has to explain
 BUSIER = np.array([2, 3, 4, 6, 8, 12, 16])  # times the clients of a plan, whose throughput has not peaked if any of these has …
 GROWS = 1.01  # … so many times as much
+FULL = 0.995  # of a pool's limit
 IT = "it "  # the subject of a reason that can follow "which"
 LossReason = tuple[float, Note]  # a cause of a plan's loss: the share of the other's figure that it loses by that alone, and why
+TITLES = {"ttft_s": "TTFT", "tpot_s": "TPOT"}  # times as readers know them
+AMONG = {UNCHECKED: " of what is checked", LATE: " of what answers in time", SLOW: " of what answers in time"}
 
 
 def telling_reasons(answer: ServingPlans, i: int, share: float, usual: float, first: int) -> list[Note]:
@@ -61,8 +64,7 @@ def waited_links(step: StepBill) -> list[str]:
 
 
 def _reasons(answer: ServingPlans, i: int, share: float, usual: float, first: int) -> Iterator[LossReason]:
-    rows, q, goal = answer.plans, answer.question, answer.question.goal
-    whole = request_s(q, rows)
+    rows, q, goal, whole = answer.plans, answer.question, answer.question.goal, request_s(answer.question, answer.plans)
     if share > usual + 0.02:
         links = waited_links(answer.step_of(rows, i))
         exposed = {"share": share, "usual": usual, "links": ", ".join(links)}
@@ -122,15 +124,10 @@ def _token_words(answer: ServingPlans, i: int, first: int) -> Note | None:
         return None
     takes, instead = (format_seconds(float(step.step_s)) for step in (slow_step, other))
     if slower < float(rows.tpot_s[i] - rows.tpot_s[first]) / 2 or takes == instead:
-        between = "with prompts in between " if rows.mode[i] == 0 else ""
-        return words("loss-token", between=between, takes=each, usual=least)
+        return words("loss-token", between="with prompts in between " if rows.mode[i] == 0 else "", takes=each, usual=least)
     seqs, others = (int(answer.decoding(rows.row(j))[0] * rows.dp[j]) for j in (i, first))  # of a replica
     figures = {"requests": plural(seqs, "request"), "takes": takes, "usual": instead}
     return words("loss-step", **figures) if seqs == others else words("loss-larger-step", others=others, **figures)
-
-
-TITLES = {"ttft_s": "TTFT", "tpot_s": "TPOT"}  # times as readers know them
-AMONG = {UNCHECKED: " of what is checked", LATE: " of what answers in time", SLOW: " of what answers in time"}
 
 
 def role_words(best: bool, passed_over: Sequence[str] = ()) -> str:
@@ -173,10 +170,9 @@ def too_large(base: Question, legal: Space, fits: Array, index: int) -> Iterator
     for tp in unique_values(legal.tp[~fits]).tolist():
         these = np.flatnonzero(~fits & (legal.tp == tp))
         sizes = legal.sizes(int(these[np.argmax(legal.group[these])]))
-        fit = holds(replan(judged_by_memory(base), **sizes, max_model_len=length))
-        lack = lack_words(fit, " of the largest" * (len(these) > 1))
-        name = _family_words(legal.take(these)) + dtype_words(base, index)
-        yield Rejected(name, words("does-not-fit", lack=lack), dtype=index)
+        fit, name = holds(replan(judged_by_memory(base), **sizes, max_model_len=length)), _family_words(legal.take(these))
+        lack = words("does-not-fit", lack=lack_words(fit, " of the largest" * (len(these) > 1)))
+        yield Rejected(name + dtype_words(base, index), lack, dtype=index)
 
 
 def _family_words(rows: Space | ServingColumns) -> str:
@@ -209,8 +205,7 @@ def with_unique_names(rejected: Iterable[Rejected]) -> tuple[Rejected, ...]:
 def too_slow(answer: ServingPlans, every: ServingColumns, good: Array) -> Iterator[Rejected]:
     """Yield families that fit and break a limit at every concurrency, grouped by tp degree."""
     key = family(every)
-    met = np.bincount(key, weights=good) > 0
-    bad = ~met[key] & (every.mode == 0)
+    bad = (np.bincount(key, weights=good) <= 0)[key] & (every.mode == 0)
     for index, tp in unique_values(np.stack([every.dtype[bad], every.tp[bad]]), axis=1).T.astype(int).tolist():
         rows = every.take(np.flatnonzero(bad & (every.dtype == index) & (every.tp == tp)))
         name, missed = _family_words(rows) + dtype_words(answer.question, index), best_times(answer, rows)
@@ -267,8 +262,7 @@ def distance_words(answer: ServingPlans, i: int, first: int = 0, beside: str = "
         return f"requests take {float(value[first] / value[i]) - 1:.0%} longer"
     if goal.objective == "gpus":
         return f"needs {plural(int(answer.plans.gpus[i]), 'GPU')} instead of {int(answer.plans.gpus[first])}"
-    share = 1 - float(value[i] / value[first])
-    unit = _unit(answer) if _unit(answer) != beside else ""
+    share, unit = 1 - float(value[i] / value[first]), _unit(answer) if _unit(answer) != beside else ""
     return " ".join(filter(None, (f"{abs(share):.0%}", "fewer" if share >= 0 else "more", unit)))
 
 
@@ -375,7 +369,6 @@ def _next_role(first: int, i: int, simpler: str, otherwise: str = "") -> str:
 
 
 def _other_kind(kind: Array, i: int, first: int) -> str:
-    """Return the kind of plan ``i`` in brackets, where the recommended one's differs."""
     return f" ({KINDS[int(kind[i])]})" if kind[i] != kind[first] else ""
 
 
@@ -391,8 +384,7 @@ def _reason_beside(answer: ServingPlans, i: int, first: int) -> Note:
 
 def _lead_words(answer: ServingPlans, i: int, j: int) -> tuple[str, str]:
     """Describe how far plan ``i`` is ahead of plan ``j``, each at its best and with the same clients, and its longer times."""
-    q, rows = answer.question, answer.plans
-    value = objective_value(q, rows)
+    q, rows, value = answer.question, answer.plans, objective_value(answer.question, answer.plans)
     if q.goal.objective == "gpus":
         fewer = int(rows.gpus[j] - rows.gpus[i])
         return f"{plural(fewer, 'GPU')} fewer" if fewer else "no fewer GPUs", ""
@@ -403,8 +395,7 @@ def _lead_words(answer: ServingPlans, i: int, j: int) -> tuple[str, str]:
     if q.goal.times:
         return f"{gain} {unit}", longer
     clients = int(rows.concurrency[i])
-    least = 1 if rows.mode[j] else int(rows.replicas[j])
-    rate = float(answer.simulation(rows, j, max(least, clients)).tokens_per_s)
+    rate = float(answer.simulation(rows, j, max(1 if rows.mode[j] else int(rows.replicas[j]), clients)).tokens_per_s)
     same = more_words(float(value[i] / (value[j] * rate / rows.tokens_per_s[j])))
     alike = f"with the same {plural(clients, 'client')}"
     return (f"{gain} {unit} {alike}", "") if same == gain else (f"{gain} {unit} ({same} {alike})", longer)
@@ -459,19 +450,14 @@ def explain_training(answer: TrainPlans, i: int) -> Iterator[str]:
         yield from [f"{float(rows.step_s[i] / rows.step_s[0]) - 1:.1%} slower than the best"] if i else []
         return
     if first:
-        best = f"the best is {_training_name(answer, 0)}: {_faster_words(answer, 0, first)}"
+        best = f"the best is {answer.run_words(rows, 0)}: {_faster_words(answer, 0, first)}"
         yield words("doubted", lead=best, doubt=doubt_words(q))
     rivals, splits = np.flatnonzero(training_leads(q, rows.gpus, rows.step_s)), answer.splits().tolist()
     for i, simpler in _next_plans(np.intersect1d(splits, rivals).tolist(), kind, first):
         named = f"best simpler plan ({TRAINED[int(kind[i]) % len(TRAINED)]})" * simpler
         role = _next_role(splits.index(first), splits.index(i), named, "" if simpler else "next plan on all GPUs")
         doubt = "; too close to call, measure both" if is_close(q, float(rows.step_s[i] / rows.step_s[first])) else ""
-        yield f"{_faster_words(answer, first, i)} than {role}, {_training_name(answer, i)}{doubt}"
-
-
-def _training_name(answer: TrainPlans, i: int) -> str:
-    rows = answer.plans
-    return f"{answer.workers(rows, i)}, microbatch {int(rows.micro_batch[i])}, {answer.kind_words(rows, i)}"
+        yield f"{_faster_words(answer, first, i)} than {role}, {answer.run_words(rows, i)}{doubt}"
 
 
 def _faster_words(answer: TrainPlans, i: int, j: int) -> str:
@@ -481,9 +467,6 @@ def _faster_words(answer: TrainPlans, i: int, j: int) -> str:
     usd = f" and {format_money(theirs.usd - ours.usd)}" if ours.usd is not None and theirs.usd is not None else ""
     saved = f"{format_duration((theirs.days - ours.days) * DAY_S)}{usd} less for {format_tokens(q.goal.train_tokens)} tokens"
     return f"{float(rows.step_s[j] / rows.step_s[i]) - 1:.1%} more tokens/s ({saved})"
-
-
-FULL = 0.995
 
 
 class PoolUse(NamedTuple):
@@ -506,8 +489,7 @@ def admitted_sequences(searched: ServingPlans, rows: ServingColumns, i: int) -> 
     if put.limits.max_num_seqs:
         return put.limits.max_num_seqs
     ranks, most = int(rows.replicas[i] * rows.dp[i]), step_limits(put)[1]
-    crowd = searched.simulation(rows, i, clients=most * ranks)
-    crowded = bool(surely(crowd, "tpot_s") > searched.question.goal.tpot_s)
+    crowded = bool(surely(searched.simulation(rows, i, clients=most * ranks), "tpot_s") > searched.question.goal.tpot_s)
     return sequences_to_admit(int(rows.concurrency[i]), ranks, most, crowded, put.engine.sends.graph_sizes)
 
 
@@ -532,8 +514,7 @@ def pool_words(answer: ServingPlans, rows: ServingColumns, i: int) -> Iterator[N
     use = pool_use(replace(answer, question=answer.question.but(max_num_seqs=admitted)).simulation(rows, i))
     if not use.queues:
         return
-    ahead = use.prompts >= use.decoding
-    most, least = max(use.prompts, use.decoding), min(use.prompts, use.decoding)
+    ahead, (least, most) = use.prompts >= use.decoding, sorted((use.prompts, use.decoding))
     pool, other = ("prompt", "decode") if ahead else ("decode", "prompt")
     fills = "is full and limits the rate (" if most >= FULL else f"fills up first ({most:.0%} used; "
     limit = words("pool-limit", admitted=admitted) if admitted else ""

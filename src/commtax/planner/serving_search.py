@@ -40,6 +40,8 @@ PLACES = {  # to run at where no limit says, and when each is the one to choose
 }
 COARSE, FINE = 2, 8  # loads to a doubling on a plan's first grid: a fine one leaves less between where little is expected
 DIP = 1.05  # a request may take up to this much less time when one more joins: steps are not smooth where collectives switch
+BestScores = tuple[dict[tuple[int, ...], float], float]
+"""What a score is known to reach: of each plan (type of weights, sizes), and what others must reach to be listed."""
 
 
 def usual_lengths(workload: str) -> tuple[int, int]:
@@ -65,8 +67,7 @@ def grounded(put: Question) -> Question:
     if wanted.prefill_cluster and not wanted.disaggregated:
         raise refuse_place(wanted.prefill_cluster, "belongs to disaggregated plans, and disaggregated=False leaves those out")
     if wanted.prefill_cluster and wanted.output_len == 1:
-        rule = "one output token leaves nothing to decode elsewhere; output_len is at least 2"
-        raise refuse_place(wanted.prefill_cluster, rule)
+        raise refuse_place(wanted.prefill_cluster, "one output token leaves nothing to decode elsewhere; output_len is at least 2")
     if goal.max_concurrency is not None:
         positive(max_concurrency=goal.max_concurrency)
     money.check(goal)
@@ -159,7 +160,6 @@ def _layouts_of(q: Question, exchange: int, *modes: int) -> list[tuple[int, ...]
 
 
 def _among_layouts(q: Question, pools: Sequence[Roomy], mode: int, first: int) -> list[Roomy]:
-    """Return, of each way, the plans that techniques are tried on in a mode, where there are any."""
     taken = (replace(x, plans=x.plans.take(x.plans.among(_layouts_of(q, x.exchange % first, mode)))) for x in pools)
     return [one for one in taken if len(one.plans)]
 
@@ -171,8 +171,7 @@ def having_room(
     put = q.but(weights_dtype=q.goal.dtypes[index], **exchange.changes)
     base = replace(columns.ground(put), what_if=put.what_if)
     whole = space(base, exchange)
-    if layouts is not None:
-        whole = whole.take(whole.among(layouts))
+    whole = whole if layouts is None else whole.take(whole.among(layouts))
     lost = [] if exchange.beside else list(reasons.illegal_families(base, whole))
     legal = whole.legal
     if not len(legal):
@@ -203,12 +202,7 @@ def search_beside(pools: Sequence[Roomy], earlier: ServingColumns, counted: Arra
         yield from (grid.points, *inner[i])
 
 
-BestScores = tuple[dict[tuple[int, ...], float], float]
-"""What a score is known to reach: of each plan (type of weights, sizes), and what others must reach to be listed."""
-
-
 def _best_scores(q: Question, priced: ServingColumns) -> Iterator[BestScores]:
-    """Yield the best of each known plan, by each of the scores."""
     met, families = columns.worst_limit_ratio(q, priced) <= 1, ranking.family(priced)
     first = priced.take(np.unique(families, return_index=True)[1])
     shared = np.flatnonzero(first.mode == 0)
@@ -220,11 +214,7 @@ def _best_scores(q: Question, priced: ServingColumns) -> Iterator[BestScores]:
 
 @dataclass(frozen=True, slots=True)
 class LoadGrid:
-    """All plans of one way on a grid of loads.
-
-    Between two grid points tokens/s is at most the next point's clients over this point's time, but for a ``DIP``. Intervals whose
-    bound lies below a bar, or that break a limit at both ends, are left out.
-    """
+    """All plans of one way on a grid of loads. Between two, tokens/s is at most the next one's clients over this one's time."""
 
     of: Roomy
     rows: Array
@@ -355,8 +345,7 @@ def best_load(answer: ServingPlans, i: int, changes: Mapping[str, object]) -> Se
 def row_at_loads(rows: ServingColumns, i: int, run: Question, clients: int = 0) -> ServingColumns:
     """Price row ``i`` as a question, at ``clients`` or all loads. There is no row where it cannot be run."""
     try:
-        prompts = rows.prompter(i) if rows.mode[i] else None
-        return at_loads(run, prompts, clients, int(rows.dtype[i]), int(rows.exchange[i]))
+        return at_loads(run, rows.prompter(i) if rows.mode[i] else None, clients, int(rows.dtype[i]), int(rows.exchange[i]))
     except ValueError:
         return rows.take(slice(0))
 

@@ -1,5 +1,4 @@
 """Plans on several clusters, ranked together: ``commtax.plan_several("llama-3.1-70b", ["4xl40s", "2xh100-sxm"], dtypes=("fp8",))``.
-
 Each cluster is searched as if it were alone."""
 
 from collections.abc import Callable, Sequence

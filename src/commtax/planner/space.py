@@ -58,15 +58,12 @@ def space(q: Question, exchange: ExpertExchange) -> Space:
 
 
 def _all_plans(q: Question, multiple: int = 1, least: int = 1) -> Space:
-    """Return every plan, also illegal ones, whose tp divides the heads or is at most 8, a ``multiple``, and not below ``least``.
-
-    A mixture's attention may run data-parallel (dp > 1) with experts over all of it.
-    """
+    """Return every plan, also illegal ones, whose tp divides the heads or is at most 8, a ``multiple``, and not below ``least``."""
     model, gpus, heads = q.model, q.cluster.num_gpus, q.model.attention.num_heads
     degrees = [t for t in range(1, min(gpus, max(8, heads)) + 1) if heads % t == 0 or t <= 8]
     rows, mixture = [], model.experts is not None
     for tp in (t for t in degrees if t >= least and t % multiple == 0):
-        for dp in [2**i for i in range((gpus // tp).bit_length())] if mixture else [1]:
+        for dp in [2**i for i in range((gpus // tp).bit_length())] if mixture else [1]:  # attention in parallel, experts over all
             for pp in range(1, min(model.num_layers, gpus // (tp * dp)) + 1):
                 spread = sorted({1, tp}) if dp == 1 else [tp * dp]
                 rows += [(tp, pp, dp, ep) for ep in (spread if mixture else [1])]
@@ -105,9 +102,7 @@ def replicas(group: Array, tp: Array, cluster: Cluster) -> Array:
 
 def workers_beside(copies: Array, group: int, other: int, cluster: Cluster) -> Array:
     """Count the workers of ``other`` GPUs that fit beside ``copies`` of ``group``. Below 0, not even those do.
-
-    Workers no larger than a fast domain are inside one, others have whole domains. Of all ways to spread the copies, the best.
-    """
+    Workers no larger than a fast domain are inside one, others have whole domains. Of all ways to spread the copies, the best."""
     domains, left = divmod(cluster.num_gpus, cluster.domain)
     size, each = cluster.domain, -(-np.array([group, other]) // cluster.domain)
     if group > size:

@@ -36,6 +36,7 @@ PIECES = 9  # that the room between two loads is cut into
 SMOOTH = 0.95  # of a split's most power is met on the grid
 SMALL = 32  # GPUs of a split that is tried for the price of its tokens: larger ones have the same shares of both kinds
 Priced = dict[str, Array]  # figures of splits (rows) under loads (columns) by name
+Unqueued = tuple[Array, Array, Array]  # loads of a copy whose prompts never wait, its requests/s and a request's seconds then
 BESIDE = ("prefill_gpus", "request_s", "over", "good")  # figures that no column keeps
 
 
@@ -46,24 +47,6 @@ class SplitRows(ColumnTable):
     kind: Array
     copies: Array
     fit: Array
-
-
-@dataclass(frozen=True, slots=True)
-class UnqueuedReplica:
-    """One copy where no prompt waits for a worker, by kind of prompt workers and clients."""
-
-    loads: Array
-    per_s: Array  # requests
-    alone_s: Array  # of a request, without moving
-
-    def at(self, kind: Array, loads: Array) -> tuple[Array, Array]:
-        """Interpolate requests/s and seconds between the priced loads."""
-        place = np.clip(np.searchsorted(self.loads, loads, "right") - 1, 0, max(0, len(self.loads) - 2))
-        after = np.minimum(place + 1, len(self.loads) - 1)
-        beyond = (loads - self.loads[place]) / np.maximum(1, self.loads[after] - self.loads[place])
-        low, high = (np.stack([table[kind, at] for table in (self.per_s, self.alone_s)]) for at in (place, after))
-        per_s, alone_s = low + (high - low) * beyond
-        return per_s, alone_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +94,11 @@ class DecodeWorkers:
     def loads(self) -> Array:
         return np.append(LOADS[: np.searchsorted(LOADS, self.most)], self.most)
 
-    def free(self) -> UnqueuedReplica:
+    def free(self) -> Unqueued:
+        """Price one copy where no prompt waits for a worker, by kind of prompt workers (rows) and clients (columns)."""
         net = self.network(np.arange(len(self.ahead.group))[:, None], self.loads * self.ranks, 1, None)
         passed = flow(net)
-        return UnqueuedReplica(self.loads, np.asarray(passed.per_s), np.asarray(passed.life_s(net) - passed.moved_s))
+        return self.loads, np.asarray(passed.per_s), np.asarray(passed.life_s(net) - passed.moved_s)
 
 
 def split(pools: Sequence[Roomy]) -> ServingColumns:
@@ -265,8 +249,7 @@ def _rows(of: DecodeWorkers, roomy: Roomy) -> ServingColumns:
     rows, most = rows.take(np.flatnonzero(most)), most[most > 0]
     if not len(most):
         return NO_SERVING
-    free = of.free() if fewer else None
-    loads = np.minimum(of.loads, most[:, None])
+    free, loads = of.free() if fewer else None, np.minimum(of.loads, most[:, None])
     grid = _price_splits(of, rows, loads, free)
     parts = [{name: value[_best_loads(of.question.goal, grid)] for name, value in grid.items()}]
     parts += _loads_between(of, rows, loads, grid["good"], free)
@@ -283,7 +266,7 @@ def _rows(of: DecodeWorkers, roomy: Roomy) -> ServingColumns:
     return ServingColumns.joined([ServingColumns.of(len(part["gpus"]), dtype=roomy.dtype, **kinds, **part) for part in shown])
 
 
-def _loads_between(of: DecodeWorkers, rows: SplitRows, loads: Array, good: Array, free: UnqueuedReplica | None) -> Iterator[Priced]:
+def _loads_between(of: DecodeWorkers, rows: SplitRows, loads: Array, good: Array, free: Unqueued | None) -> Iterator[Priced]:
     """Yield the most clients of a rank between a good load and one that is not: times never fall when one joins."""
     first = np.where(good, np.arange(loads.shape[1]), -1).max(1)
     gaps = np.flatnonzero((first >= 0) & (first + 1 < loads.shape[1]))
@@ -298,7 +281,7 @@ def _loads_between(of: DecodeWorkers, rows: SplitRows, loads: Array, good: Array
     yield {name: value[:, 0] for name, value in _price_splits(of, rows, low[:, None], free).items()}
 
 
-def _most_powerful_loads(of: DecodeWorkers, rows: SplitRows, loads: Array, grid: Priced, free: UnqueuedReplica | None) -> Priced:
+def _most_powerful_loads(of: DecodeWorkers, rows: SplitRows, loads: Array, grid: Priced, free: Unqueued | None) -> Priced:
     """Return the load with most tokens/s over the time of a request, which has one peak, for each split near the best."""
     power = grid["tokens_per_s"] / grid["request_s"] / (grid["gpus"] if of.question.goal.objective == "cost" else 1)
     hopeful = np.flatnonzero(power.max(1) >= SMOOTH / (1 + margin(of.question)) ** 2 * power.max())
@@ -315,10 +298,14 @@ def _most_powerful_loads(of: DecodeWorkers, rows: SplitRows, loads: Array, grid:
     return {name: value[place, best] for name, value in priced.items()}
 
 
-def _enough(of: DecodeWorkers, rows: SplitRows, loads: Array, free: UnqueuedReplica) -> Array:
+def _enough(of: DecodeWorkers, rows: SplitRows, loads: Array, free: Unqueued) -> Array:
     """Return the fewest prompt workers that keep a request within ``SAME`` of one that never waits, at the same rate."""
     kind, copies = rows.kind[:, None], rows.copies[:, None]
-    per_s, alone_s = free.at(kind, loads)
+    priced, *figures = free
+    place = np.clip(np.searchsorted(priced, loads, "right") - 1, 0, max(0, len(priced) - 2))
+    after = np.minimum(place + 1, len(priced) - 1)
+    beyond = (loads - priced[place]) / np.maximum(1, priced[after] - priced[place])
+    per_s, alone_s = (one[kind, place] + (one[kind, after] - one[kind, place]) * beyond for one in figures)
     low, high = np.broadcast_arrays(1, rows.fit[:, None], loads)[:2]
     net = of.network(kind, copies * loads * of.ranks, copies, None)
     for _ in range(int(np.max(rows.fit)).bit_length()):
@@ -328,7 +315,7 @@ def _enough(of: DecodeWorkers, rows: SplitRows, loads: Array, free: UnqueuedRepl
     return np.asarray(high)
 
 
-def _price_splits(of: DecodeWorkers, rows: SplitRows, loads: Array, free: UnqueuedReplica | None) -> dict[str, Array]:
+def _price_splits(of: DecodeWorkers, rows: SplitRows, loads: Array, free: Unqueued | None) -> dict[str, Array]:
     """Price splits (rows) under loads (columns): their figures, and how far they exceed the limits."""
     q, kind, copies = of.question, rows.kind[:, None], rows.copies[:, None]
     workers = np.broadcast_to(rows.fit[:, None], loads.shape) if free is None else _enough(of, rows, loads, free)
@@ -355,8 +342,7 @@ def _best_loads(goal: Goal, grid: dict[str, Array]) -> Array:
     over, good, rate = grid["over"], grid["good"], grid["tokens_per_s"]
     each = paid(goal, grid["gpus"], grid["prefill_gpus"]) if goal.objective == "cost" else grid["gpus"]
     value = {"throughput": rate, "latency": 1 / grid["request_s"]}.get(goal.objective, rate / each)
-    rows, loads = np.arange(len(over)), np.arange(over.shape[1])
-    kept = np.zeros(over.shape, dtype=bool)
+    rows, loads, kept = np.arange(len(over)), np.arange(over.shape[1]), np.zeros(over.shape, dtype=bool)
     kept[rows, np.where(good.any(1), np.where(good, value, -np.inf).argmax(1), over.argmin(1))] = True
     kept[np.where(good, rate / grid["gpus"], -np.inf).argmax(0), loads] = True
     if not goal.times:

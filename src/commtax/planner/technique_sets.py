@@ -34,9 +34,8 @@ DECODES = (*PROMPTS, "context", "drafts")  # … or a decode step
 def technique_sets_of(text: str) -> tuple[str, ...]:
     """Parse sets of techniques: ``dbo,mtp=1+dcp=2`` are two, the second of two techniques."""
     sets = tuple(dict.fromkeys(one.strip().replace("+", ",") for one in text.split(",") if one.strip()))
-    for one in sets:
-        if one != AUTO:
-            changes_of(one)
+    for one in (one for one in sets if one != AUTO):
+        changes_of(one)
     return sets
 
 
@@ -171,7 +170,6 @@ def sure_set(step: Settled) -> str:
 
 
 def _searched(groups: Collection[str]) -> list[Technique]:
-    """Return the techniques of some groups that a search may turn on by itself."""
     return [one for one in techniques().values() if one.group in groups and not (one.lossy or SEARCHED & {*one.sets, *one.takes})]
 
 
@@ -204,8 +202,7 @@ def kept_settings(answer: ServingPlans) -> Iterator[Note]:
         without = best_load(answer, i, changes)
         if len(without) and is_worth_telling(gain := _worth(answer, without) / _worth(answer, answer.plans, i)):
             load = plural(int(without.concurrency[0]), "client")
-            grown = _grown(without, answer.plans.row(answer.recommended))
-            costs.append(f"{flag}: {gain - 1:+.0%} tokens/s at {load}{grown}")
+            costs.append(f"{flag}: {gain - 1:+.0%} tokens/s at {load}{_grown(without, answer.plans.row(i))}")
             why = why_start_is_lost(servers, servers.but(**changes))
             lost += [f"; without {flag} {why}"] if why else []
     if costs:
@@ -251,8 +248,7 @@ def _same_load_words(answer: ServingPlans, untried: UntriedTechniques) -> str:
         return ""
     put = answer.put(rows, i).but(concurrency=int(rows.concurrency[i]) // int(rows.replicas[i]), disaggregated=False)
     scale = Scale(settle(put), True, flips=False)
-    groups = {technique(word.partition("=")[0]).group for word in untried.techniques.split(",")}
-    group = DRAFTS if DRAFTS in groups else ""
+    group = DRAFTS if DRAFTS in {technique(word.partition("=")[0]).group for word in untried.techniques.split(",")} else ""
     gain, low, high = itemgetter("gain", "low", "high")(scale.figures(scale.question.but(**changes_of(untried.techniques)), group))
     unsure = ", undecided" if verdict_on_gain(gain, low, high) == UNDECIDED else ""
     return f"{gain - 1:+.0%} tokens/s at the same load ({low - 1:+.0%} to {high - 1:+.0%}{unsure})"

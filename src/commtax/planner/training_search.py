@@ -32,8 +32,7 @@ def search_training(put: Question) -> TrainPlans:
     positive(global_batch=put.goal.global_batch)
     positive(seq=put.context)
     base = settle(put).plain()
-    answer = TrainPlans(base, kinds=tuple(_kinds(base)))
-    budget = BUDGET * base.cluster.chip.visible_bytes
+    answer, budget = TrainPlans(base, kinds=tuple(_kinds(base))), BUDGET * base.cluster.chip.visible_bytes
     answer, every = _in_other_chunks(answer, _widest_first(answer, _grid(base), budget), budget)
     fits = every.memory_bytes <= budget
     near = np.argsort(every.memory_bytes, kind="stable")[:5] if not fits.any() else np.array([], dtype=int)
@@ -54,9 +53,8 @@ def _widest_first(answer: TrainPlans, grid: TrainColumns, budget: float) -> Trai
     with counting.part(0.0, 0.5):
         first = _price_grid(answer, grid.take(widest))
     fastest = float(first.step_s[first.memory_bytes <= budget].min(initial=np.inf))
-    gpus = grid.tp * grid.pp * grid.cp * grid.dp
     one = price(settle(answer.kinds[0].but(batch=answer.question.goal.global_batch)))
-    hopeful = ~widest & (float(one.model_flops("causal") / one.peak_flops_per_s) <= fastest * gpus)
+    hopeful = ~widest & (float(one.model_flops("causal") / one.peak_flops_per_s) <= fastest * grid.gpus)
     with counting.part(0.5, 1.0):
         more = _price_grid(answer, grid.take(hopeful))
     return TrainColumns.joined([part for part in (first, more) if len(part)])
@@ -101,8 +99,7 @@ def _kinds(base: Question) -> Iterator[Question]:
         partly.append(LIGHT[bool(base.model.attention.latent)])
     for zero, recompute in itertools.product(stages, ["none", "full", *partly]):
         yield base.but(zero=zero, recompute=recompute)
-        for chunks in CHUNKS:
-            yield base.but(zero=zero, recompute=recompute, schedule="interleaved", chunks=chunks)
+        yield from (base.but(zero=zero, recompute=recompute, schedule="interleaved", chunks=chunks) for chunks in CHUNKS)
 
 
 def _grid(base: Question) -> TrainColumns:
@@ -121,8 +118,7 @@ def _grid(base: Question) -> TrainColumns:
         for pp in range(1, stages + 1):
             for dp in replicas[: bisect_right(replicas, gpus // (tp * cp * pp))]:
                 micros = [m for m in MICRO if (global_batch // dp) % m == 0]
-                ranks = [e for e in experts if (dp * cp) % e == 0]
-                rows += [(tp, pp, dp, ep, cp, m) for m in micros for ep in ranks]
+                rows += [(tp, pp, dp, ep, cp, m) for m in micros for ep in experts if (dp * cp) % ep == 0]
     return unpriced(*np.array(rows, dtype=int).reshape(-1, 6).T)
 
 
@@ -151,7 +147,6 @@ def columns(b: StepBill, index: int, sizes: TrainColumns) -> TrainColumns:
 
 
 def _rejected_families(a: TrainPlans, every: TrainColumns, good: TrainColumns, budget: float) -> Iterator[Rejected]:
-    """Yield one line per family that does not fit, or is a twentieth slower at best."""
     for name, column, values in _families(a, every, len(good) > 0):
         of_all, of_good = (np.isin(getattr(rows, column), values) for rows in (every, good))
         if np.any(of_all) and not np.any(of_good):

@@ -41,8 +41,7 @@ def refusal(code: str, q: Question, **facts: object) -> Refusal:
     rule, parts = _rule(code), {"q": q, "p": q.plan, "m": q.model, "e": q.engine, "t": q.techniques, "chip": q.cluster.chip}
     words = {name: ", ".join(map(str, fact)) if isinstance(fact, tuple) else fact for name, fact in facts.items()}
     text, subject = (part.format(**parts, **words) for part in (rule.text, rule.subject))
-    argument = rule.argument.format(**words)
-    near = facts[rule.near] if rule.near else rule.nearest
+    argument, near = rule.argument.format(**words), facts[rule.near] if rule.near else rule.nearest
     assert isinstance(near, Sequence)
     if not rule.of:
         return Refusal(text, argument, near, rule.kind, subject)

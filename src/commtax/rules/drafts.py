@@ -22,6 +22,16 @@ if TYPE_CHECKING:
     from commtax.catalog.drafters import MeasuredAcceptance
     from commtax.cost.closed_form import ClosedLoopLoad
 
+DRAFTED: Mapping[str, Broken] = {
+    "acceptance": lambda q: q.techniques.acceptance > 1,
+    "both": lambda q: q.techniques.acceptance >= 0 and q.techniques.accepted_length,
+    "length": lambda q: (
+        q.speculative and q.techniques.accepted_length and not 1 <= q.techniques.accepted_length <= q.speculative + 1
+    ),
+    "drafter": lambda q: q.speculative and q.techniques.drafter and q.techniques.drafter not in q.engine.drafts.drafters,
+    "model": lambda q: q.speculative and q.techniques.drafter == "draft" and not q.techniques.draft_model,
+}
+
 
 def drafter_of(q: Question) -> Drafter | None:
     """Return what drafts the tokens that steps check, or None where nothing does or the drafter is not named."""
@@ -42,17 +52,6 @@ def check_drafts(q: Question) -> None:
     check("drafts", DRAFTED, q, most=drafts + 1, length=(1 if length < 1 else drafts + 1,), able=able, others=others)
     if q.techniques.drafter and drafts:
         drafter_of(q)
-
-
-DRAFTED: Mapping[str, Broken] = {
-    "acceptance": lambda q: q.techniques.acceptance > 1,
-    "both": lambda q: q.techniques.acceptance >= 0 and q.techniques.accepted_length,
-    "length": lambda q: (
-        q.speculative and q.techniques.accepted_length and not 1 <= q.techniques.accepted_length <= q.speculative + 1
-    ),
-    "drafter": lambda q: q.speculative and q.techniques.drafter and q.techniques.drafter not in q.engine.drafts.drafters,
-    "model": lambda q: q.speculative and q.techniques.drafter == "draft" and not q.techniques.draft_model,
-}
 
 
 def measured_here(q: Question) -> MeasuredAcceptance | None:

@@ -1,6 +1,6 @@
 """Which plans are legal. Arrays get a mask of rule codes; at the edge one broken rule becomes one clear sentence."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 
 import numpy as np
@@ -108,7 +108,6 @@ class PlanToCheck:
 
     @property
     def laid(self) -> str:
-        """Write a plan's sizes and the GPUs that they multiply to."""
         p = self.plan
         servers = f"{p.replicas} replicas x " if p.replicas > 1 else ""
         return f"{servers}{' x '.join(f'{axis} {getattr(p, axis)}' for axis in spec.AXES)} = {p.all_gpus}"
@@ -272,11 +271,9 @@ def _code_of_one(model: spec.Model, cluster: spec.Cluster, plan: spec.Plan, engi
 
 
 def _codes(model: spec.Model, cluster: spec.Cluster, plan: spec.Plan, engine: spec.Engine) -> Array:
-    sizes = np.broadcast_arrays(*_sizes(plan))
-    good = _all_whole(plan)
+    sizes, good = np.broadcast_arrays(*_sizes(plan)), _all_whole(plan)
     safe = [np.minimum(np.where(good, x, 1).astype(float), _BEYOND) for x in sizes]  # products stay finite and exact enough
-    case = PlanToCheck(model, cluster, _with_sizes(plan, safe), engine)
-    result = pick(good, 0, 1)
+    case, result = PlanToCheck(model, cluster, _with_sizes(plan, safe), engine), pick(good, 0, 1)
     for code, rule in enumerate(RULES[1:], start=2):
         result = pick((result == 0) & np.broadcast_to(np.asarray(rule.broken(case)), good.shape), code, result)
     return np.asarray(result)
@@ -295,8 +292,7 @@ def check(model: spec.Model, cluster: spec.Cluster, plan: spec.Plan, engine: spe
     axis, near = _nearest(rule, case)
     hint = f"; nearest legal {axis}: {' or '.join(map(str, near))}" if near else ""
     if rule.name == "gpus" and plan.all_gpus < np.inf:
-        gpus = int(plan.all_gpus)
-        each = max(int(cluster.gpus_per_host), cluster.chip.gpus_per_host)
+        gpus, each = int(plan.all_gpus), max(int(cluster.gpus_per_host), cluster.chip.gpus_per_host)
         larger = f"{gpus}x{cluster.chip.key}" if gpus <= each else f"{-(-gpus // each)}x{each}x{cluster.chip.key}"
         hint += f"{', or' if near else '; it takes'} a cluster of at least {plan.all_gpus} GPUs, such as {larger}"
     if rule.copies and (copies := case.copies):
@@ -320,25 +316,23 @@ def _nearest(rule: PlanRule, q: PlanToCheck) -> tuple[str, list[int]]:
     if rule is RULES[0]:  # no size of its own is wrong, and no neighbour helps
         return "", []
     axis = rule.axis or max(spec.AXES, key=lambda name: int(getattr(q.plan, name)))
-    wanted = int(getattr(q.plan, axis))
-    values = legal_values(axis, q.model, q.cluster, q.plan, q.engine)
+    wanted, values = int(getattr(q.plan, axis)), legal_values(axis, q.model, q.cluster, q.plan, q.engine)
     return axis, [v for v in values if v < wanted][-1:] + [v for v in values if v > wanted][:1]
 
 
-def notes(model: spec.Model, cluster: spec.Cluster, plan: spec.Plan, engine: spec.Engine) -> list[Note]:
+def notes(model: spec.Model, cluster: spec.Cluster, plan: spec.Plan, engine: spec.Engine) -> Iterator[Note]:
     """Note what a legal scalar plan implies: replication, idle GPUs, uneven stages."""
-    remarks, idle, tp, pp, dcp = list[Note](), cluster.num_gpus - int(plan.all_gpus), int(plan.tp), int(plan.pp), int(plan.dcp)
+    idle, tp, pp, dcp = cluster.num_gpus - int(plan.all_gpus), int(plan.tp), int(plan.pp), int(plan.dcp)
     beside = f", split over dcp {dcp}" if dcp > 1 else ""
     for kv in _shared_counts(model):
         if tp > kv * dcp:
-            heads = f"{kv} heads over tp {tp}{beside}, {tp // kv // dcp} copies of each"
-            remarks.append(Note("kv-replicated", f"KV heads replicated: {heads}"))
+            yield Note("kv-replicated", f"KV heads replicated: {kv} heads over tp {tp}{beside}, {tp // kv // dcp} copies of each")
     if any(map(_whole_cache, model.attentions)) and tp > dcp:
         whole = f"latent KV is whole on each of the {tp} tp ranks: tp does not divide the KV cache"
         split = f"latent KV is split over dcp {dcp} and kept {tp // dcp} times by tp {tp}"
-        remarks.append(Note("kv-whole", split if dcp > 1 else whole))
+        yield Note("kv-whole", split if dcp > 1 else whole)
     if tp > 1 and any(m.num_groups == 1 for m in model.recurrent if isinstance(m, spec.Mamba2)):
-        remarks.append(Note("group-copied", f"the one group of the state-space layers is whole on each of the {tp} tp ranks"))
+        yield Note("group-copied", f"the one group of the state-space layers is whole on each of the {tp} tp ranks")
     sizes, ends = list[int](), ""
     if plan.chunks > 1 and pp > 1 and model.num_layers % (pp * plan.chunks):
         layout = virtual_layers(model.num_layers, pp, plan.chunks)
@@ -348,9 +342,6 @@ def notes(model: spec.Model, cluster: spec.Cluster, plan: spec.Plan, engine: spe
     elif model.num_layers % pp:
         sizes = [len(r) for r in stage_layers(model, pp, engine.sends.odd_layers)]
     if sizes:
-        layers = f"{model.num_layers} layers as {'+'.join(map(str, sizes))}{ends}"
-        remarks.append(Note("uneven-stages", f"uneven pipeline: {layers}"))
+        yield Note("uneven-stages", f"uneven pipeline: {model.num_layers} layers as {'+'.join(map(str, sizes))}{ends}")
     if idle > 0:
-        laid = PlanToCheck(model, cluster, plan, engine).laid
-        remarks.append(Note("idle-gpus", f"{idle} of {cluster.num_gpus} GPUs idle ({laid})"))
-    return remarks
+        yield Note("idle-gpus", f"{idle} of {cluster.num_gpus} GPUs idle ({PlanToCheck(model, cluster, plan, engine).laid})")

@@ -21,17 +21,6 @@ MAX_PIXELS = 65_536  # of a picture's side
 SAMPLING = ("greedy", "top-p")
 MOST_TIMES = 1e6  # that a rank may be slower or busier
 MOST_BANDWIDTH = 1e9  # times the link's own
-
-
-def _is_no_factor(q: Question, name: str) -> bool:
-    return not 1 <= check_number(getattr(q.what_if, name), name) < MOST_TIMES
-
-
-def _is_no_bandwidth(q: Question, name: str) -> bool:
-    factor = np.asarray(check_number(getattr(q.what_if, name), name))
-    return not np.all((factor > 0) & (factor < MOST_BANDWIDTH))
-
-
 STEP: Mapping[str, Broken] = {
     "copies-array": lambda q: np.ndim(q.plan.redundant_experts) > 0,
     "copies-trained": lambda q: q.plan.redundant_experts and q.trains,
@@ -47,6 +36,15 @@ STEP: Mapping[str, Broken] = {
     "bandwidth-scale": lambda q: _is_no_bandwidth(q, "bandwidth_scale"),
     "slow-links": lambda q: _is_no_bandwidth(q, "slow_links"),
 }
+
+
+def _is_no_factor(q: Question, name: str) -> bool:
+    return not 1 <= check_number(getattr(q.what_if, name), name) < MOST_TIMES
+
+
+def _is_no_bandwidth(q: Question, name: str) -> bool:
+    factor = np.asarray(check_number(getattr(q.what_if, name), name))
+    return not np.all((factor > 0) & (factor < MOST_BANDWIDTH))
 
 
 def check_step(q: Question) -> None:
@@ -91,6 +89,20 @@ EXPERTS: Mapping[str, Broken] = {
     "imbalance": lambda q: q.what_if.imbalance > 1 and (q.model.experts is None or _widest(q) == 1),
     "imbalance-most": lambda q: q.what_if.imbalance > _widest(q),
 }
+ADAPTERS: Mapping[str, Broken] = {  # they belong to a server that has them, in a rank that it keeps room for
+    "rank": lambda q: not q.plan.lora_rank and q.plan.max_loras != 1,
+    "trained": lambda q: q.plan.lora_rank and q.trains and q.plan.max_loras != 1,  # training has one set, which is what is trained
+    "by-engine": lambda q: _is_served(q) and not q.engine.memory.lora,
+    "ranks": lambda q: _is_served(q) and q.engine.memory.lora_ranks and q.plan.lora_rank not in q.engine.memory.lora_ranks,
+    "spread": lambda q: _is_served(q) and q.model.experts and np.any(np.asarray(q.plan.ep) > 1),
+}
+BACKEND: Mapping[str, Broken] = {  # of experts: it belongs to a mixture, an engine that has it, and chips and links that carry it
+    "dense": lambda q: q.model.experts is None,
+    "by-engine": lambda q: q.what_if.ep_backend not in q.engine.sends.ep_backends,
+    "vendor": lambda q: backend_called(q.what_if.ep_backend).vendor not in ("", q.cluster.chip.vendor),
+    "link": lambda q: backend_called(q.what_if.ep_backend).one_domain and q.cluster.intra.kind != "nvlink",
+    "domain": lambda q: backend_called(q.what_if.ep_backend).one_domain and _widest(q) > q.cluster.domain,
+}
 
 
 def check_run(q: Question) -> None:
@@ -119,15 +131,6 @@ def check_run(q: Question) -> None:
         raise refusal("async.tp", q)
 
 
-ADAPTERS: Mapping[str, Broken] = {  # they belong to a server that has them, in a rank that it keeps room for
-    "rank": lambda q: not q.plan.lora_rank and q.plan.max_loras != 1,
-    "trained": lambda q: q.plan.lora_rank and q.trains and q.plan.max_loras != 1,  # training has one set, which is what is trained
-    "by-engine": lambda q: _is_served(q) and not q.engine.memory.lora,
-    "ranks": lambda q: _is_served(q) and q.engine.memory.lora_ranks and q.plan.lora_rank not in q.engine.memory.lora_ranks,
-    "spread": lambda q: _is_served(q) and q.model.experts and np.any(np.asarray(q.plan.ep) > 1),
-}
-
-
 def _is_served(q: Question) -> bool:
     return bool(q.plan.lora_rank) and not q.trains
 
@@ -148,15 +151,6 @@ def spread_within_limit(q: Question) -> Number:
 def nearest(values: tuple[int, ...], wanted: int) -> tuple[int, ...]:
     """Return the values just below and above one that is none of them."""
     return (*[v for v in values if v < wanted][-1:], *[v for v in values if v > wanted][:1])
-
-
-BACKEND: Mapping[str, Broken] = {  # of experts: it belongs to a mixture, an engine that has it, and chips and links that carry it
-    "dense": lambda q: q.model.experts is None,
-    "by-engine": lambda q: q.what_if.ep_backend not in q.engine.sends.ep_backends,
-    "vendor": lambda q: backend_called(q.what_if.ep_backend).vendor not in ("", q.cluster.chip.vendor),
-    "link": lambda q: backend_called(q.what_if.ep_backend).one_domain and q.cluster.intra.kind != "nvlink",
-    "domain": lambda q: backend_called(q.what_if.ep_backend).one_domain and _widest(q) > q.cluster.domain,
-}
 
 
 def _lacks_arithmetic(q: Question) -> bool:

@@ -71,8 +71,7 @@ def check_overlap(q: Question) -> None:
             families = " and ".join(family.title() for family in technique(key).families)
             already = already_on(q.engine, _default_since(q.engine, key))
             backend = backend_called(RECEIVED).bulk if q.phase == "prefill" else RECEIVED
-            facts = {"key": key, "backend": backend, "received": RECEIVED, "families": families, "already": already}
-            raise refusal(f"technique.{rule}", q, **facts)
+            raise refusal(f"technique.{rule}", q, key=key, backend=backend, received=RECEIVED, families=families, already=already)
 
 
 def _check_had(q: Question) -> list[str]:
@@ -134,6 +133,21 @@ BROKEN: Mapping[str, Callable[[Question, str], bool]] = {
     "latents": lambda q, _: not any(a.latent and not a.indexer for a in q.model.attentions),
     "native": lambda q, _: q.cluster.chip.family not in q.engine.kernels.widened_latents,
 }
+FUSING: Mapping[str, Broken] = {
+    "algorithm": lambda q: q.techniques.fused_reduce not in ALGORITHMS,
+    "trained": lambda q: q.trains,
+    "measured": lambda q: catalog.fabric(q.engine.library, q.cluster).fused is None,
+    "already": lambda q: is_on_already(q, FUSED),
+    "by-engine": lambda q: q.engine.key not in technique(FUSED).flags,
+    "ranks": lambda q: np.all(np.asarray(q.plan.tp) == 1),
+    "scattered": lambda q: q.plan.sequence_parallel,
+    "residual": lambda q: bool(q.model.hyper or q.model.lookback or not q.model.residual_stream),
+}
+DISPATCH: Mapping[str, Broken] = {
+    "format": lambda q: q.techniques.dispatch_dtype not in FORMATS,
+    "dense": lambda q: q.model.experts is None,
+    "over-replicas": lambda q: q.trains or np.all(np.asarray(q.plan.ep) <= q.plan.tp),
+}
 
 
 def check_collectives(q: Question) -> None:
@@ -146,18 +160,6 @@ def check_collectives(q: Question) -> None:
             raise no_kernels(name, q.cluster)
         if is_on_already(q, key := catalog.library(name).key):
             raise refusal("library.already", q, already=already_on(q.engine, on_since(q, key)))
-
-
-FUSING: Mapping[str, Broken] = {
-    "algorithm": lambda q: q.techniques.fused_reduce not in ALGORITHMS,
-    "trained": lambda q: q.trains,
-    "measured": lambda q: catalog.fabric(q.engine.library, q.cluster).fused is None,
-    "already": lambda q: is_on_already(q, FUSED),
-    "by-engine": lambda q: q.engine.key not in technique(FUSED).flags,
-    "ranks": lambda q: np.all(np.asarray(q.plan.tp) == 1),
-    "scattered": lambda q: q.plan.sequence_parallel,
-    "residual": lambda q: bool(q.model.hyper or q.model.lookback or not q.model.residual_stream),
-}
 
 
 def is_on_already(q: Question, key: str, engine: Engine | None = None) -> bool:
@@ -202,13 +204,6 @@ def check_spread(q: Question, name: str) -> None:
         raise refusal("spread.dense", q, key=name)
     if np.max(q.plan.ep, initial=1) == 1 or (q.trains and name == "eplb"):
         raise refusal("spread.ranks", q, key=name)
-
-
-DISPATCH: Mapping[str, Broken] = {
-    "format": lambda q: q.techniques.dispatch_dtype not in FORMATS,
-    "dense": lambda q: q.model.experts is None,
-    "over-replicas": lambda q: q.trains or np.all(np.asarray(q.plan.ep) <= q.plan.tp),
-}
 
 
 def check_experts_techniques(q: Question) -> None:
