@@ -1,7 +1,4 @@
-"""A pipeline schedule as it runs: every rank takes its operations in order, each as soon as its input has arrived.
-
-Of what was run: its bubble counted and by closed form, over the total and over the ideal; also that of a priced step.
-"""
+"""A pipeline schedule as it runs: every rank takes its operations in order, each as soon as its input has arrived."""
 
 import math
 from collections.abc import Sequence
@@ -114,8 +111,7 @@ def _inputs(order: OperationOrder, t: _OperationTable, position: Column, transfe
             near[0, after, next_chunk] = rank * order.v + chunk
             near[1, rank, chunk] = after * order.v + next_chunk
     source = np.where(t.code < 2, near[np.minimum(t.code, 1), t.rank, t.chunk], -1)
-    flat = position.reshape(3, order.m, order.p * order.v)
-    needs = np.where(source >= 0, flat[t.code, t.microbatch, source], -1)
+    needs = np.where(source >= 0, position.reshape(3, order.m, -1)[t.code, t.microbatch, source], -1)
     return needs, np.where(source // order.v != t.rank, transfer, 0.0)
 
 

@@ -224,8 +224,7 @@ def train_bill(model: str | Model, cluster: str | Cluster, **options: Unpack[Tra
 
 def price(q: Settled) -> StepBill:
     """Price the step of a question. A step that was priced before is not priced again."""
-    kept = q.limits if copies_cache(q) else Limits()
-    return _price_question(replace(q.normal(), limits=kept, notes=q.notes, codes=q.codes))
+    return _price_question(replace(q.normal(), limits=q.limits if copies_cache(q) else Limits(), notes=q.notes, codes=q.codes))
 
 
 @cache_answers

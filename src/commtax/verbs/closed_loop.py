@@ -217,8 +217,10 @@ def price_closed_loop(q: Settled) -> ClosedLoop:
     most = np.minimum(step_limits(q)[1], state_places(q, kv))
     fed = loop.fed_requests(load, step_limits(q)[0], q.plan.pp, q.engine)
     seqs = loop.running_requests(load, q.engine, kv, most, fed)
-    apart = _split(q, np.ceil(load.concurrency / seqs))
-    return _disaggregated_loop(q, load, kv, most, apart) if apart else _shared_workers(q, load, seqs, kv, most)
+    check_apart(q)
+    if q.requests.disaggregated:
+        return _disaggregated_loop(q, load, kv, most, np.ceil(load.concurrency / seqs))
+    return _shared_workers(q, load, seqs, kv, most)
 
 
 def _answer(q: Settled, load: ClosedLoopLoad, seqs: Number, *parts: Any) -> ClosedLoop:
@@ -238,32 +240,23 @@ def _answer(q: Settled, load: ClosedLoopLoad, seqs: Number, *parts: Any) -> Clos
     return replace(answer, served=loop.scaled(answer.served, *factors), learnt=rest)
 
 
-def _disaggregated_loop(q: Settled, load: ClosedLoopLoad, kv: Number, most: Number, apart: Disaggregation) -> ClosedLoop:
+def _disaggregated_loop(q: Settled, load: ClosedLoopLoad, kv: Number, most: Number, enough: Number) -> ClosedLoop:
     """Price prompts on workers of their own: decoding is never stretched, and requests queue for prompt workers, wire and slots."""
     wanted, pp, ahead = q.requests, q.plan.pp, prompter(q)
-    if wanted.kv_tokens is None:
-        apart = replace(apart, kv_tokens=cache_tokens(ahead))
+    check_sides(q, ahead.plan.tp)
+    if any(x is not None for x in (wanted.prefill_tp, wanted.prefill_dp, wanted.prefill_cluster)):  # must be legal
+        settle(ahead.but(weights_dtype="", kv_dtype="", profile=None))
+    copies = enough if wanted.decode_workers is None else wanted.decode_workers
+    ahead_tokens = cache_tokens(ahead) if wanted.kv_tokens is None else np.inf
+    apart = Disaggregation(ahead.plan, wanted.prefill_workers, copies, ahead_tokens)
     room = loop.running_requests(replace(load, concurrency=np.inf), q.engine, kv, most)
     prompting, prompt = prompting_of(ahead, load, apart.senders, apart.kv_tokens)
     net = network_of(q, load, wanted.concurrency, apart, prompting, decoding_of(q, load, room, apart.copies))
     passed = flow(net)
     bills = step_bill(q, decode_workload(np.ceil(fullest_batch(passed.seqs, pp)), load)), prompt
     served = disaggregated_means(net, passed, q.engine, wanted.num_prompts, load.loading_s)
-    chunks = load.computed / chunk_tokens(ahead, load.computed)
-    steps = Steps(passed.step_s, prompt.step_s, chunks, 1, pp, decoding=passed.seqs)
+    steps = Steps(passed.step_s, prompt.step_s, load.computed / chunk_tokens(ahead, load.computed), 1, pp, decoding=passed.seqs)
     return _answer(q, load, passed.seqs, steps, kv, served, bills, replace(apart, net=net, passed=passed))
-
-
-def _split(q: Settled, enough: Number) -> Disaggregation | None:
-    wanted = q.requests
-    check_apart(q)
-    if not wanted.disaggregated:
-        return None
-    ahead = prompter(q)
-    check_sides(q, ahead.plan.tp)
-    if any(x is not None for x in (wanted.prefill_tp, wanted.prefill_dp, wanted.prefill_cluster)):  # must be legal
-        settle(ahead.but(weights_dtype="", kv_dtype="", profile=None))
-    return Disaggregation(ahead.plan, wanted.prefill_workers, enough if wanted.decode_workers is None else wanted.decode_workers)
 
 
 def _shared_workers(q: Settled, load: ClosedLoopLoad, seqs: Number, kv: Number, most: Number) -> ClosedLoop:
@@ -288,8 +281,7 @@ def _shared_workers(q: Settled, load: ClosedLoopLoad, seqs: Number, kv: Number, 
         work = prompt_work(beside / 2, load, np.minimum(most * load.computed, np.maximum(budget, least)), most)
         full_s = step_bill(q, q.seen(work, load.input_len)).step_s * np.maximum(1.0, chunks)
         begin = loop.Beginning(most, full_s, loop.prompts_ahead(replace(load, num_prompts=np.inf), seqs, room, engine, pp, queued))
-    ahead = loop.prompts_ahead(load, seqs, room, engine, pp, queued)
-    served = loop.closed_loop(load, steps, seqs, ahead, engine, full, begin)
+    served = loop.closed_loop(load, steps, seqs, loop.prompts_ahead(load, seqs, room, engine, pp, queued), engine, full, begin)
     return _answer(q, load, seqs, steps, kv, served, (decode, prompt))
 
 
@@ -349,9 +341,8 @@ def _notes(s: ClosedLoop) -> Iterator[Note]:
         limit, seqs = "the KV cache", step_limits(q)[1]
         most = min(seqs, float(state_places(q, s.kv_tokens)))
         if s.running == most:
-            limit = (
-                f"the pool of states (room for {most:,.0f})" if most < seqs else f"the engine's limit (max_num_seqs {most:,.0f})"
-            )
+            limit = "the pool of states (room for" if most < seqs else "the engine's limit (max_num_seqs"
+            limit += f" {most:,.0f})"
         room = f"; it holds {s.reported_kv_tokens:,.0f} tokens" if s.running < most else ""
         yield Note("waiting", f"{s.running:,.0f} of {format_mean(each)} requests of a replica run at once, for {limit}{room}")
 

@@ -161,8 +161,7 @@ def compare(model: str | Model, cluster: str | Cluster, over: list[str], **optio
     """
     check_taken("compare", options)
     fixed = {"global_batch": options.pop("global_batch", None), "local_tokens": options.pop("local_tokens", None)}
-    put = resolve_question(model, cluster, options)
-    return compare_question(put, over, **fixed)
+    return compare_question(resolve_question(model, cluster, options), over, **fixed)
 
 
 def compare_question(put: Question, over: list[str], **fixed: int | None) -> Comparison:
@@ -174,8 +173,7 @@ def compare_question(put: Question, over: list[str], **fixed: int | None) -> Com
     if len(cells) > MAX_CELLS:
         raise Refusal.about(over=f"{len(cells):,} combinations, more than the {MAX_CELLS:,} that are shown")
     names = tuple(name for name, _ in axes)
-    rows = tuple(_cell(put, dict(zip(names, cell, strict=True)), fixed) for cell in cells)
-    return Comparison(names, rows, put)
+    return Comparison(names, tuple(_cell(put, dict(zip(names, cell, strict=True)), fixed) for cell in cells), put)
 
 
 def _cell(put: Question, at: Mapping[str, int | str], fixed: Mapping[str, int | None]) -> ComparedBill:
@@ -316,9 +314,8 @@ def parse_plan(text: str) -> dict[str, int]:
     twice = len(dict(pairs)) != len(pairs)
     bare = any(not size and name != "ep" for name, size in pairs)
     if not pairs or "".join(name + size for name, size in pairs) != plain or twice or bare:
-        raise Refusal.of(
-            f"write sizes such as tp8, tp8pp2, tp4r2 (or 2xtp4) or tp8ep8 ({', '.join(SIZES)}, dcp, r for replicas)", plans=text
-        )
+        rule = f"write sizes such as tp8, tp8pp2, tp4r2 (or 2xtp4) or tp8ep8 ({', '.join(SIZES)}, dcp, r for replicas)"
+        raise Refusal.of(rule, plans=text)
     named = {"replicas" if name == "r" else name: parse_count(size, "plans") if size else AUTO_EP for name, size in pairs}
     sizes = dict.fromkeys((*SIZES, "replicas"), 1) | named
     if 0 in sizes.values():
@@ -439,8 +436,7 @@ def _flips(plans: list[PlanOnLink], batch: int) -> list[BreakEven]:
     for axis, changed, grid in zip(("sequences", "context", "bandwidth"), VARIED, grids, strict=True):
         varied: dict[str, Number] = {"batch": batch, changed: grid}
         room = {a.name: a.num_fitting(batch, changed, grid) for a in plans}
-        # A plan that sends nothing has one step for all.
-        steps = {a.name: price(a.step(**varied)).step_s + 0.0 * grid for a in plans}
+        steps = {a.name: price(a.step(**varied)).step_s + 0.0 * grid for a in plans}  # one for all where a plan sends nothing
         for a, b in combinations(plans, 2):
             both = slice(min(room[a.name], room[b.name]))
             if flip := _flip(grid[both], (steps[a.name] - steps[b.name])[both]):
@@ -450,9 +446,9 @@ def _flips(plans: list[PlanOnLink], batch: int) -> list[BreakEven]:
                     place = wide.cluster.as_pairs if wide.plan.tp == 2 else wide.cluster
                     scale = (place.intra if wide.plan.tp <= place.domain else place.inter).bandwidth_Bps
                 first, then = (a, b) if ahead else (b, a)
-                sequences, ratio = 0 if axis == "sequences" else batch, steps[first.name] / steps[then.name]
-                names = (axis, first.name, then.name)
-                flips.append(BreakEven(*names, at * scale, earliest * scale, a.link, sequences, grid[both] * scale, ratio[both]))
+                sequences, ratio = 0 if axis == "sequences" else batch, (steps[first.name] / steps[then.name])[both]
+                ends, points = (at * scale, earliest * scale), grid[both] * scale
+                flips.append(BreakEven(axis, first.name, then.name, *ends, a.link, sequences, points, ratio))
     return flips
 
 

@@ -97,15 +97,10 @@ def timeline_of(o: RequestsInTime, most: int = MOST_SLICES) -> tuple[Timeline, i
     begin, seconds, code, kind, label = (np.concatenate(column) for column in zip(*columns, strict=True))
     order = np.argsort(begin, kind="stable")[:most]
     until = float(begin[order[-1]]) if len(order) else 0.0
-    steps = (
-        code[order].astype(np.int64),
-        begin[order],
-        (begin + seconds)[order],
-        kind[order].astype(np.int64),
-        label[order].tolist(),
-    )
+    lane, kind = (column[order].astype(np.int64) for column in (code, kind))
+    steps = lane, begin[order], (begin + seconds)[order], kind, tuple(label[order].tolist())
     counters = tuple(counter for log, _, blocks, owner in parts for counter in _counters(log, owner, blocks, until))
-    shown = Timeline(*steps[:4], tuple(steps[4]), tuple(lanes), KINDS, counters=counters, owners=tuple(owners[x] for x in lanes))
+    shown = Timeline(*steps, tuple(lanes), KINDS, counters=counters, owners=tuple(owners[x] for x in lanes))
     return shown, max(0, len(begin) - most)
 
 
@@ -193,11 +188,11 @@ def first_tokens(o: RequestsInTime) -> FirstTokens:
 def _steps_in_order(log: Columns, engine: int) -> Columns:
     """Return one engine's steps by when they begin: batches of a pipeline are logged when they leave it."""
     rows = np.flatnonzero(log["engine"] == engine)
-    order = rows[np.argsort(log["begin_s"][rows], kind="stable")]
-    ordered = {name: column[order] for name, column in log.items()}
-    # ranks that begin together wait for each other's prompts
-    step = np.cumsum(np.diff(ordered["begin_s"], prepend=-np.inf) > 0) - 1
-    tokens = np.zeros(len(order))
+    ordered = figures.rows(log, rows[np.argsort(log["begin_s"][rows], kind="stable")])
+    step = (
+        np.cumsum(np.diff(ordered["begin_s"], prepend=-np.inf) > 0) - 1
+    )  # ranks that begin together wait for each other's prompts
+    tokens = np.zeros(len(rows))
     np.maximum.at(tokens, step, ordered["tokens"])
     return {**ordered, "tokens": tokens[step]}
 
@@ -221,8 +216,7 @@ def _life(o: RequestsInTime, i: int, logs: Mapping[int, Columns]) -> Iterator[tu
     if o.fleet.prompts:  # whose workers do nothing else
         yield "prompts", started - seen
         return
-    log = logs[book.served_by[i]]
-    begin = log["begin_s"]
+    log, begin = logs[book.served_by[i]], logs[book.served_by[i]]["begin_s"]
     from_, to = int(np.searchsorted(begin, seen, side="right")) - 1, int(np.searchsorted(begin, started, side="left"))
     needed, left = -(-book.input_len[i] // rules.block), started - seen
     for at in range(max(0, from_), to):

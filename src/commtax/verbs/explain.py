@@ -124,13 +124,9 @@ def _training_verdict(b: StepBill, what_ifs: list[Counterfactual]) -> str:
         return f"{whole}: {tax}; more microbatches or chunks would shrink it."
     top, why = max(comm_of(b, axis), key=lambda x: float(x.exposed_s)), "on the critical path: nothing runs beside it"
     if b.runs_beside(top):
-        late, window = float(top.total_s) > float(top.window_s), format_seconds(float(top.window_s))
-        place = (
-            f"does not fit in its window of {window}"
-            if late
-            else f"fits in its window of {window}, but takes SMs and bandwidth from it"
-        )
-        why = f"{format_seconds(float(top.total_s))} {place}"
+        late, whole_s, window_s = top.total_s > top.window_s, float(top.total_s), float(top.window_s)
+        place, but = ("does not fit", "") if late else ("fits", ", but takes SMs and bandwidth from it")
+        why = f"{format_seconds(whole_s)} {place} in its window of {format_seconds(window_s)}{but}"
     return f"{whole}: the largest tax is that of {axis}, {share} ({top.item.what} {top.item.op} over {top.link}; {why})."
 
 

@@ -1,7 +1,6 @@
 """Plans around one step: where a slider of the page may go, and heat maps of TP against links and against batches.
 
-A move is the first legal plan with a value: the rest as it is, then with what may follow, in a fixed order. Training keeps a full
-cluster full, and its global batch.
+A move is the first legal plan with a value. Training keeps a full cluster full, and its global batch.
 """
 
 import itertools
@@ -319,8 +318,7 @@ def _sizes(q: Question, tp: int, batch: int) -> Sizes:
 def _links(q: Question) -> list[Column]:
     cluster, batch = q.cluster, _batch(q)
     current = cluster.intra.key if cluster.is_one_domain or cluster.gpus_per_host > 1 else cluster.inter.key
-    title = current if cluster.is_one_domain else f"{cluster.intra.key}, {cluster.inter.key}"
-    columns = [Column(title, batch, cluster, {})]
+    columns = [Column(current if cluster.is_one_domain else f"{cluster.intra.key}, {cluster.inter.key}", batch, cluster, {})]
     for link in (link for link in map(catalog.link, LINKS) if link.key != current):
         if link.scope == "intra":
             if cluster.gpus_per_host > 1 and link.key != cluster.intra.key:

@@ -1,7 +1,6 @@
-"""The worth of techniques: every one that the engine has, priced on one question as ``--technique`` would price it.
+"""The worth of techniques: every one that the engine has, by what whole requests gain (of a step: those that fill it).
 
-A gain is what whole requests gain, tokens/s of a closed loop (of a step: that whose clients keep its batch running). Its range is
-made of the lines in which both steps differ, since common errors cancel, and of how far published gains were off.
+A gain's range is made of the lines in which both steps differ, since common errors cancel, and of how far published gains were off.
 """
 
 from __future__ import annotations
@@ -60,8 +59,6 @@ from commtax.verbs.settling import Settled, resolve_question, settle, terms_of
 from commtax.words import flags
 
 Swept = Mapping[str, tuple[Array, Array]]  # by axis, what is looked at along it and the tokens/s per GPU there
-
-
 Changed = Mapping[str, object]
 Usual = tuple["TechniqueWorth", Changed, bool]
 """A technique that is on anyway, what it changes, and whether the engine can be priced without it: its other times and tables of
@@ -157,8 +154,8 @@ def weigh_settings(q: Settled, figures: Callable[[Settled], Mapping[str, float]]
         with suppress(ValueError):  # it cannot be left out here
             other = q.but(**changes)
             without = figures(other)
-            gains = {name: without[name] for name in FIGURES}
             if without["fits"]:
+                gains = {name: without[name] for name in FIGURES}
                 weighed.append(SettingWorth(option, flag, fits=True, cost=why_start_is_lost(q, other), **gains))
     return tuple(sorted(weighed, key=lambda x: -x.gain))
 
@@ -172,15 +169,13 @@ def why_start_is_lost(now: Question, without: Question) -> str:
 def worthwhile_limits(q: Settled, figures: Callable[[Settled], Mapping[str, float]]) -> SettingWorth | None:
     """Return engine limits that requests gain by where caches are small, or None where none is worth it."""
     judged = holds(judged_by_memory(q.plain()))
-    if not caches_are_small(judged.kv_bytes / q.cluster.chip.visible_bytes):
-        return None
-    changes = fit_advice.limits_worth_changing(judged, lambda on: float(figures(q.but(**on))["gain"]))
+    small = caches_are_small(judged.kv_bytes / q.cluster.chip.visible_bytes)
+    changes = small and fit_advice.limits_worth_changing(judged, lambda on: float(figures(q.but(**on))["gain"]))
     if not changes:
         return None
     roomier, served = judge(fit_advice.with_limits(judged.question, changes)), figures(q.but(**changes))
-    gains = {name: served[name] for name in FIGURES}
     flag, cost = flags(fit_advice.changed_limits(roomier, judged)), fit_advice.limit_costs(roomier, judged)
-    return SettingWorth(",".join(changes), flag, fits=True, cost=cost, **gains)
+    return SettingWorth(",".join(changes), flag, fits=True, cost=cost, **{name: served[name] for name in FIGURES})
 
 
 def _flag(q: Question, name: str, value: object) -> str:
@@ -477,11 +472,10 @@ class Scale:
 
     def gain(self, text: str) -> float:
         """Return tokens/s per GPU with several techniques over those without, or 0 where they do not go together."""
-        try:
+        with suppress(ValueError):
             need_accepted(q := self._with(text))
             return _rate_per_gpu(price(q)) / _rate_per_gpu(self.bill)
-        except ValueError:
-            return 0.0
+        return 0.0
 
     def _with(self, text: str) -> Settled:
         changes = changes_of(text)

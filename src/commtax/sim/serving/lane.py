@@ -1,10 +1,8 @@
 """The scheduler of one lane, its queue and the blocks of its cache, those of prompts that stay cached among them.
 
-Requests of a lane pass the model together, some decoding one token per step, some computing prompts. Where steps yield several
-tokens, accepted drafts among them, a step here is one token's part of it.
-
-Decoding requests advance in step, so nothing is kept for each: a heap says at which step each ends, and the cache grows by
-as many blocks as requests stand at the end of one (``phases``: requests by tokens minus steps, modulo a block).
+Where steps yield several tokens, accepted drafts among them, a step here is one token's part of it. Decoding requests advance in
+step, so nothing is kept for each: a heap says at which step each ends, and the cache grows by as many blocks as requests stand at
+the end of one (``phases``: requests by tokens minus steps, modulo a block).
 """
 
 from collections import OrderedDict, deque
@@ -196,10 +194,8 @@ class Lane:
             waiting.popleft()
             self._start(i, done, begin)
             if new:
-                if new > budget and rules.chunked:
-                    new = budget
-                chosen.append((i, new, done))
-                budget -= new
+                chosen.append((i, min(new, budget) if rules.chunked else new, done))
+                budget -= chosen[-1][1]
         return chosen
 
     def _start(self, i: int, done: int, begin: float) -> None:

@@ -180,7 +180,7 @@ class Fleet:
     workers: Workers
     router: str = "round-robin"
     prompts: Workers | None = None
-    moves: Moves = field(default_factory=lambda: Moves())
+    moves: Moves = Moves()
     decoded: Fraction = Fraction(1)  # share of the prompts whose caches come to these workers; others decode the rest
 
     def scaled(self, factor: float) -> Self:
@@ -248,8 +248,7 @@ def _send(ran: ServingRun, fleet: Fleet, stream: RequestStream, enough: float) -
 
 
 def _run_disaggregated(book: Book, fleet: Fleet, before: list[Replica], engines: list[Replica], cap: float, enough: float) -> None:
-    """Run prompts on separate workers, whose caches cross their links to those of the workers that decode them.
-    Where clients never wait for answers, all prompts are computed first, and decoding follows."""
+    """Run prompts on workers of their own: all of them first where clients never wait for answers, and decoding follows."""
     waits, part, whole = cap < inf, fleet.decoded.numerator, fleet.decoded.denominator
     clients = Clients(book, cap, range(len(book.arrival_s)))
     wire = _Wire(book, fleet.moves, clients.pending if waits else [], len(before), engines)
