@@ -80,10 +80,7 @@ def read(path: Named) -> RequestStream:
 
 
 def write(stream: RequestStream, path: Named, results: Mapping[str, Array] = NOTHING, what: str = "trace") -> None:
-    """Write our own form of a trace, gzipped where the name ends so. A client's limit of requests in flight is no part of it.
-
-    ``results`` of the requests stand in columns of their own, which readers of traces pass over.
-    """
+    """Write our own form of a trace, gzipped where the name ends so, with ``results`` in columns that readers pass over."""
     block = "" if stream.block == HASH_BLOCK else f"_{stream.block}"
     header = OWN if stream.prefixes is None else (*OWN, f"hash_ids{block}")
     columns: list[Iterable[object]] = [stream.arrival_s.tolist(), stream.input_len.tolist(), stream.output_len.tolist()]

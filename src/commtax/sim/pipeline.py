@@ -57,13 +57,11 @@ class _OperationTable:
 
 def simulate(order: OperationOrder, times: Durations) -> Timeline:
     """Compute start and end of every operation, in time that grows with their number, and refuse a deadlock."""
-    t = _table(order)
-    position = np.full((3, order.m, order.p, order.v), -1)
+    t, position = _table(order), np.full((3, order.m, order.p, order.v), -1)
     position[t.code, t.microbatch, t.rank, t.chunk] = np.arange(len(t.code))
     needs, lag = _inputs(order, t, position, times.transfer)
     full = (t.code == 1) & (position[2, t.microbatch, t.rank, t.chunk] < 0)
-    seconds = _seconds(order, t, times, full)
-    second = np.flatnonzero(~t.leads)
+    seconds, second = _seconds(order, t, times, full), np.flatnonzero(~t.leads)
     ratio = times.overlapped / (times.forward + times.backward + times.weight) if times.overlapped else 1.0
     seconds[second - 1] = (seconds[second - 1] + seconds[second]) * ratio
     seconds[second] = 0.0

@@ -1,5 +1,4 @@
-"""The step of any phase: its price, ``commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8)``, ``commtax.train_bill(...)``;
-and what it sends, ``commtax.traffic("llama-3.1-8b", "8xh100-sxm", tp=8)``."""
+"""The step of any phase: its price (``commtax.bill``, ``commtax.train_bill``), and what it sends (``commtax.traffic``)."""
 
 from __future__ import annotations
 

@@ -143,8 +143,30 @@ class ClosedLoop(Answer):
         return tuple(Setting.of(q.engine, chip, q.model, q.plan.weights_dtype, self.publisher) for chip in chips)
 
     @property
-    def slopes(self) -> Mapping[str, Slopes]:
-        return latency_slopes(self)
+    def slopes(self) -> dict[str, Slopes]:
+        """The d ln(latency) / d ln(constant) of ``tpot`` and ``ttft``, by the names of an engine's constants.
+
+        TPOT and TTFT are sums of a decode step D, of a step with prompts P, and of what prompts add to shared steps, P - D. The
+        steps are sums of lines, and each line goes by one constant, so nothing is priced again.
+        """
+        engine, served, decodes = self.question.engine, self.served, np.maximum(0.0, self.requests.output_len - 1)
+        decode, prompt = (step_shares(bill, engine, self.running, i == 1) for i, bill in enumerate(self.bills))
+        first, stretched = _added(served.ahead_s, self), _added(served.stretch_s, self)
+        each = stretched | {"decode": stretched["decode"] + served.tpot_s - served.stretch_s}
+        beside = {"prompt": served.prefill_s, "decode": served.boundary_s, "request": served.request_s}
+        first_token = {name: first[name] + seconds for name, seconds in beside.items()}
+        life = served.request_s + served.boundary_s + served.prefill_s + served.ahead_s + decodes * served.tpot_s
+        waited = served.slot_s / np.maximum(LEAST_S, life)  # for a slot: whole lives of requests
+        first_token_parts = {name: part + waited * (part + decodes * each[name]) for name, part in first_token.items()}
+        parts = {"tpot": (each, served.tpot_s), "ttft": (first_token_parts, served.ttft_s)}
+        return {
+            metric: {
+                name: (part["decode"] * decode.get(name, 0.0) + part["prompt"] * prompt.get(name, 0.0)) / whole
+                for name in dict.fromkeys([*decode, *prompt])
+            }
+            | {"request_s": part["request"] / whole, "pace_prompt_steps": part["prompt"] / whole}
+            for metric, (part, whole) in parts.items()
+        }
 
     @property
     def measured_here(self) -> bool:
@@ -373,32 +395,6 @@ def _left_out_notes(s: ClosedLoop, each: float) -> Iterator[Note]:
         load=float(load_share(net, passed)) if net and passed and not passed.queued else 0.0,
     )
     yield from (Note(code, f"{LEFT_OUT[code]}; simulate with --num-prompts to see it") for code in left_out(running))
-
-
-def latency_slopes(s: ClosedLoop) -> dict[str, Slopes]:
-    """Return d ln(latency) / d ln(constant) of ``tpot`` and ``ttft``, by the names of an engine's constants.
-
-    TPOT and TTFT are sums of a decode step D, of a step with prompts P, and of what prompts add to shared steps, P - D. The steps
-    are sums of lines, and each line goes by one constant, so nothing is priced again.
-    """
-    engine, served, decodes = s.question.engine, s.served, np.maximum(0.0, s.requests.output_len - 1)
-    decode, prompt = (step_shares(bill, engine, s.running, prompts) for bill, prompts in zip(s.bills, (False, True), strict=True))
-    first, stretched = _added(served.ahead_s, s), _added(served.stretch_s, s)
-    each = stretched | {"decode": stretched["decode"] + served.tpot_s - served.stretch_s}
-    beside = {"prompt": served.prefill_s, "decode": served.boundary_s, "request": served.request_s}
-    first_token = {name: first[name] + seconds for name, seconds in beside.items()}
-    life = served.request_s + served.boundary_s + served.prefill_s + served.ahead_s + decodes * served.tpot_s
-    waited = served.slot_s / np.maximum(LEAST_S, life)  # for a slot: whole lives of requests
-    first_token_parts = {name: part + waited * (part + decodes * each[name]) for name, part in first_token.items()}
-    parts = {"tpot": (each, served.tpot_s), "ttft": (first_token_parts, served.ttft_s)}
-    return {
-        metric: {
-            name: (part["decode"] * decode.get(name, 0.0) + part["prompt"] * prompt.get(name, 0.0)) / whole
-            for name in dict.fromkeys([*decode, *prompt])
-        }
-        | {"request_s": part["request"] / whole, "pace_prompt_steps": part["prompt"] / whole}
-        for metric, (part, whole) in parts.items()
-    }
 
 
 def _added(seconds: Number, s: ClosedLoop) -> dict[str, Number]:

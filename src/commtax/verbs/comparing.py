@@ -1,7 +1,4 @@
-"""One question over a range of answers, and plans side by side.
-
-``commtax compare … --over batch=1:256 --over link=nvlink4,10gbe``; ``--plans tp8,tp4dp2 --batches 1,32``, with break-evens.
-"""
+"""One question over a range of answers (``--over batch=1:256``), and plans side by side with their break-evens (``--plans``)."""
 
 from __future__ import annotations
 
@@ -311,8 +308,7 @@ def parse_plan(text: str) -> dict[str, int]:
     """
     plain = re.sub(r"^(\d+)x(.+)", r"\2r\1", re.sub(r"[-\s]", "", text.lower()))
     pairs = re.findall(rf"(dcp|{'|'.join(SIZES)}|r)(\d*)", plain)
-    twice = len(dict(pairs)) != len(pairs)
-    bare = any(not size and name != "ep" for name, size in pairs)
+    twice, bare = len(dict(pairs)) != len(pairs), any(not size and name != "ep" for name, size in pairs)
     if not pairs or "".join(name + size for name, size in pairs) != plain or twice or bare:
         rule = f"write sizes such as tp8, tp8pp2, tp4r2 (or 2xtp4) or tp8ep8 ({', '.join(SIZES)}, dcp, r for replicas)"
         raise Refusal.of(rule, plans=text)

@@ -1,18 +1,4 @@
-"""Runs of requests examined: limits of each request's times, several loads, what engines were busy with, why some are slow.
-
-The slowest hundredth (by TTFT) is compared with the middle fifth. Each second of a request's wait is assigned to the step that its
-engine was in:
-
-===========  =====================================================================
-``way``      before its engine's scheduler sees it: front end and network
-``slots``    a step with as many requests as may run at once
-``cache``    a step while the cache had no room for its prompt
-``prompts``  another step with prompts of others
-``step``     another step: that in progress, or the one that was decided ahead
-``own``      its own prompt's steps, from the first on
-``moved``    its cache on the way to the worker that decodes
-===========  =====================================================================
-"""
+"""Runs of requests examined: limits of each request's times, several loads, what engines were busy with, why some are slow."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -137,6 +123,8 @@ def _counters(log: Columns, owner: str, blocks: int, until: float) -> list[Count
 
 
 CAUSES = ("way", "slots", "cache", "prompts", "step", "own", "moved")
+"""What a request waits for, by the step that its engine is in: its way to the scheduler, a step with as many requests as may run,
+one without room for its prompt in the cache, another with prompts of others, another one, its own prompt's, its cache's way."""
 SLOW, MIDDLE = 0.99, (0.4, 0.6)
 MOST_LOOKED_AT = 200  # requests of a group
 FULL = 0.98  # of the slots: prompts that are being computed have some too

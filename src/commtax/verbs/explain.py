@@ -33,17 +33,14 @@ WORTH_NAMING = 0.005  # share of a step from which on a sentence names what save
 
 @dataclass(frozen=True, slots=True)
 class Counterfactual:
-    """A step as it would be if fields of its question were otherwise: ``code`` names the change, ``what`` describes it.
-
-    ``delta_s`` is negative where it helps; what is not priced yet has no seconds.
-    """
+    """A step as it would be if fields of its question were otherwise: ``code`` names the change, ``what`` describes it."""
 
     code: str
     what: str
     changes: Changes
     note: str = ""
     step_s: float = math.nan
-    delta_s: float = math.nan
+    delta_s: float = math.nan  # negative where it helps
     fits: bool = True
 
 
@@ -62,8 +59,7 @@ def verdict(b: StepBill, what_ifs: list[Counterfactual]) -> str:
     lines = [x for x in b.items if x.kind == "comm"]
     if not lines:
         return f"{head} no communication; {_compute_words(b)}."
-    share = float(b.comm_fraction)
-    top = max(lines, key=lambda x: float(x.exposed_s))
+    share, top = float(b.comm_fraction), max(lines, key=lambda x: float(x.exposed_s))
     binds = f" {_compute_words(b)};" if share < 0.5 else ""
     whole = f"{head}{binds} {share:.0%} of the step is communication"
     biggest = f"{top.item.what} {top.item.op}, {top.bound}-bound: {int(top.item.count):,} x {format_seconds(float(top.each_s))}"

@@ -305,13 +305,10 @@ class ExplainedStep:
 
     @cached_property
     def binding(self) -> Binding:
-        b = self.bill
-        if b.question.trains:
-            axis = b.binding
-        else:
-            axis = "compute" if float(b.comm_fraction) < SMALL else max(SIZES, key=lambda axis: float(b.exposed_on(axis)))
-        if axis == "compute":
-            return Binding(axis, "compute-bound: communication is small or hidden")
+        b, trains = self.bill, self.bill.question.trains
+        axis = b.binding if trains else max(SIZES, key=lambda axis: float(b.exposed_on(axis)))
+        if axis == "compute" or (not trains and float(b.comm_fraction) < SMALL):
+            return Binding("compute", "compute-bound: communication is small or hidden")
         lines = [x for x in b.items if x.kind in ("comm", "bubble") and x.item.whole_axis == axis]
         top = max(lines, key=lambda x: float(x.exposed_s))
         exposed, kind = format_seconds(float(top.exposed_s)), "latency" if float(top.fixed_s) > float(top.moving_s) else "bandwidth"

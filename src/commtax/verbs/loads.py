@@ -200,10 +200,7 @@ def workers_of(size: Size, apart: bool) -> dict[str, int]:
 
 
 def serving_sample(q: Question) -> Sample:
-    """Return the sample that a run of stated length allows: enough requests and clients must be left for its percentiles.
-
-    Of two kinds of workers all are simulated, so that every request has its end.
-    """
+    """Return the sample that a run of stated length allows: all pools, else enough requests and clients for its percentiles."""
     closed = not q.offered.request_rate and q.offered.trace is None
     clients = float(q.requests.concurrency) if closed else q.offered.max_in_flight
     drawn = q.requests.num_prompts, q.offered.duration_s * (q.offered.request_rate or inf)  # without an end where nobody says one

@@ -206,10 +206,7 @@ def learnt_step_sigma(q: Question, shares: Slopes) -> Number:
 
 
 class Foresight:
-    """Logarithms of latencies together, as what was learnt leaves them: means over the constants as they are, and covariance.
-
-    Deviations are ``scale`` times the usual ones, and ranges wider by the tails of so many degrees of ``freedom``, by latency.
-    """
+    """Logarithms of latencies together, as what was learnt leaves them: means over the constants as they are, and covariance."""
 
     def __init__(self, latencies: Sequence[RunLesson], learnt: Sequence[RunLesson] = (), prior: Beliefs | None = None) -> None:
         every, count = Posterior([*learnt, *latencies], prior), len(learnt)

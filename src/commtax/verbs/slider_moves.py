@@ -1,7 +1,4 @@
-"""Plans around one step: where a slider of the page may go, and heat maps of TP against links and against batches.
-
-A move is the first legal plan with a value. Training keeps a full cluster full, and its global batch.
-"""
+"""Plans around one step: where a slider of the page may go, and heat maps of TP against links and against batches."""
 
 import itertools
 import math
@@ -53,8 +50,7 @@ class Move:
 
 def moves(q: Question) -> dict[str, list[Move]]:
     """Return the legal values of each axis in order."""
-    now = _current_sizes(q)
-    axes = SIZES if q.trains else PARTS
+    now, axes = _current_sizes(q), SIZES if q.trains else PARTS
     return {axis: _moves_along(axis, q, now) for axis in axes} | {"local": _local_token_moves(q) if q.trains else []}
 
 

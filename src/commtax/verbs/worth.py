@@ -130,10 +130,7 @@ class FullServer:
 
 
 def questioned(q: Question) -> Iterator[tuple[str, str, Changed]]:
-    """Yield the settings of a question that differ from the engine's own and may cost, without what techniques set.
-
-    Each is an option, a flag as the engine's command has it, and the changes that leave it to the engine.
-    """
+    """Yield settings that differ from the engine's own and may cost, but for techniques: option, flag, and what leaves it out."""
     set_by_techniques = {name for _, text in techniques_on(q) for name in changes_of(text)}
     for option in (options()[name] for name in table("verbs/costly_settings.toml")["options"]):
         value = None if option.key in set_by_techniques else field_value(q, option.key)
@@ -321,8 +318,7 @@ def worth_of(put: Question, requests: bool = False) -> Worth:
     q, room = weigh.question.but(**shown), weigh.fit.kv_tokens
     assert weigh.requests
     notes = () if q.offered.request_rate else (note for note in price_closed_loop(weigh.question).notes if note.code in LEFT_OUT)
-    times = replace(weigh.requests, notes=tuple(notes))
-    starts = weigh.holds(weigh.fit)
+    times, starts = replace(weigh.requests, notes=tuple(notes)), weigh.holds(weigh.fit)
     fits = starts and (not shown or weigh.fit.holds(int(q.batch), int(q.context) + 1))
     settings = weigh_settings(weigh.question, weigh.figures)
     when_full, limits = _settings_when_full(weigh) if settings else None, worthwhile_limits(weigh.question, weigh.figures)

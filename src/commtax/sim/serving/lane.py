@@ -72,10 +72,7 @@ class Prefixes:
 
 
 class BlockPool:
-    """The blocks of a cache, counted exactly: a request has those of its tokens so far, or of all that it will have (``reserved``).
-
-    Its states take a fixed number of blocks more.
-    """
+    """The blocks of a cache, counted exactly: of each request's tokens, so far or to its end (``reserved``), and of its states."""
 
     __slots__ = ("book", "free_blocks", "prefixes", "rules", "running", "waiting")
 
@@ -162,10 +159,7 @@ class Lane:
         self.joined: list[tuple[float, int]] = []  # … but these, who joined at other times and have not decoded since
 
     def schedule(self, begin: float) -> list[Chunk]:
-        """Schedule a step: allocate blocks for requests that decode, continue prompts that were begun, then admit waiting requests.
-
-        A step that preempts requests admits none.
-        """
+        """Schedule a step: allocate blocks for who decodes, continue prompts that were begun, then, if none is preempted, admit."""
         pool, rules = self.pool, self.pool.rules
         preempted = not rules.prefill_first and self.allocate_next(begin)
         if not self.prompts and not pool.waiting:
@@ -222,10 +216,7 @@ class Lane:
         heappush(self.ends, (self.step + book.left[i], i))
 
     def allocate_next(self, begin: float) -> bool:
-        """Allocate blocks for the next token of all requests that decode, preempting the youngest where none are free.
-
-        Return whether any request was preempted.
-        """
+        """Allocate blocks for the next token of all that decode, and return whether the youngest were preempted for these."""
         preempted = False
         while self.pool.free_blocks < 2 * self.seqs and not self.steps_with_blocks(1):
             preempted = True
@@ -299,8 +290,7 @@ class Lane:
         return first, more, steps if holds >= steps else max(1, ceil(holds))
 
     def pace(self) -> tuple[float, float, int]:
-        """Return, of steps of decodes alone, seconds of the first, by how much each is longer than the one before, and for how many
-        steps that and the batch stay as they are."""
+        """Return, of steps of decodes alone, seconds of the first, how much longer each next one is, and for how many steps."""
         first, more, holds = self.surface.decoding(self.seqs, self.cached)
         steps = self.ends[0][0] - self.step
         return first, more, steps if holds >= steps else max(1, ceil(holds))

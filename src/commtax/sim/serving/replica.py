@@ -258,8 +258,7 @@ class Replica:
         self._tokens(0, lane, (begin, end), steps, first, more, 0)
 
     def _undisturbed(self, begin: float, until: float, first: float, more: float) -> int:
-        """Return the steps before ``until``, or before a request comes that is admitted at once or chooses a rank. A request behind
-        others in the only queue changes nothing."""
+        """Return the steps before ``until``, or before a request comes that chooses a rank or stands first in the only queue."""
         steps = 2**31 if until == inf else max(1, steps_in(until - begin, first, more))
         if self.undecided:  # no request is admitted before they have passed
             return min(steps, self.undecided)

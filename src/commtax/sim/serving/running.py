@@ -313,8 +313,7 @@ class _Wire:
             self.engines[number].submit(i, now)
             return
         loads = [engine.load(now) + more for engine, more in zip(self.engines, self.coming, strict=True)]
-        number = loads.index(min(loads))
-        busy = _seconds(self.moves.in_s, self.book.input_len[i])
+        number, busy = loads.index(min(loads)), _seconds(self.moves.in_s, self.book.input_len[i])
         self.taken[number] = there = max(self.taken[number], now - busy) + busy  # it came in while it was sent
         if there <= now:
             self.engines[number].submit(i, now)
