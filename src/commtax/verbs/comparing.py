@@ -73,8 +73,7 @@ TRAIN_AXES = (*STEP_AXES, *SERVING_AXES, "link", "cp", "micro_batch", "local_tok
 VARIED = (*STEP_AXES, "bandwidth_scale")  # between plans
 MAX_CELLS = 4096
 MOST_BATCH = 1024
-Sizes = Mapping[str, int]
-Where = Callable[[Sizes], Cluster]
+Where = Callable[[Mapping[str, int]], Cluster]
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,8 +161,7 @@ class Gaps:
 
 
 def first_tokens(o: RequestsInTime) -> FirstTokens:
-    ttft = o.columns["ttft_s"][o.counted]
-    rows = np.arange(len(o.columns["ttft_s"]))[o.counted]
+    ttft, rows = o.columns["ttft_s"][o.counted], np.arange(len(o.columns["ttft_s"]))[o.counted]
     low, high = np.quantile(ttft, MIDDLE[0], method="lower"), np.quantile(ttft, MIDDLE[1], method="higher")  # of two: both
     tail, middle = rows[ttft >= np.quantile(ttft, SLOW)], rows[(ttft >= low) & (ttft <= high)]
     logs = {engine.number: _steps_in_order(o.log, engine.number) for engine in o.ran.engines}

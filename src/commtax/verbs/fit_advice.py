@@ -143,11 +143,9 @@ def plans_with_room(failed: Fit, enough: Callable[[Fit], bool] = attrgetter("fit
     places = list({place.key: place for place in places if place.num_gpus >= now * dp}.values())
     split = _split_caches(q, enough)
     for place in places:
-        for candidate in candidates(
-            wanted.but(cluster=place), may=lambda t, p: t * p >= now and (t, p) != current and may_fit(t, p)
-        ):
-            if enough(judge(candidate)):
-                tp, pp = int(candidate.plan.tp), int(candidate.plan.pp)
+        for other in candidates(wanted.but(cluster=place), may=lambda t, p: t * p >= now and (t, p) != current and may_fit(t, p)):
+            if enough(judge(other)):
+                tp, pp = int(other.plan.tp), int(other.plan.pp)
                 sizes = [OptionValue("tp", str(tp))] + [OptionValue("pp", str(pp))] * (pp != 1 or plan.pp != 1)
                 sizes += [OptionValue("cluster", place.key)] * (place.key != base.key)
                 return [*split, _advise(sizes, plural(tp * pp * dp, "GPU"))]

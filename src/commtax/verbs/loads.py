@@ -74,9 +74,8 @@ def _check(fields: Mapping[str, object], offered: OfferedRequests) -> None:
         rule = "which blocks of prompts are equal is known, and so is what is cached; only 0 (no cache) can be said beside it"
         raise Refusal(f"prefix_cache={offered.prefix_hit_rate:g}: {rule}", "prefix_cache", (0,))
     if offered.request_rate and "concurrency" in fields:
-        raise Refusal.about(
-            concurrency="clients of a closed loop have no rate; max_concurrency limits what is in flight beside one"
-        )
+        rule = "clients of a closed loop have no rate; max_concurrency limits what is in flight beside one"
+        raise Refusal.about(concurrency=rule)
     for name, value in {"duration": offered.duration_s, "max_concurrency": offered.max_in_flight}.items():
         if value != inf and not offered.request_rate and offered.trace is None:
             raise Refusal.about(**{name: "belongs to a request_rate or a trace; a closed loop has concurrency and num_prompts"})

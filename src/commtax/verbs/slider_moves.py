@@ -21,15 +21,8 @@ from commtax.verbs.fitting import fits
 from commtax.verbs.settling import Settled
 
 SERVERS = "replicas"  # servers side by side, each with all other sizes
-GIVES_WAY = {
-    "tp": (SERVERS, "dp", "pp"),
-    "pp": (SERVERS, "dp", "tp"),
-    "cp": ("dp", "tp"),
-    "dp": (SERVERS, "pp", "tp"),
-    "ep": (SERVERS,),
-    SERVERS: ("dp", "pp", "tp"),
-}
-"""Whose size shrinks where an axis grows past the cluster, first to last."""
+SHRINKING = (SERVERS, "dp", "pp", "tp")  # sizes that shrink where another axis grows past the cluster, first to last
+SPARED = {"cp": (SERVERS, "pp"), "ep": ("dp", "pp", "tp")}  # those of them that do not for some
 PARTS = (*SIZES, SERVERS)  # sizes that a plan's GPUs are the product of, and that of its experts' group
 NAMES = {axis: axis.upper() for axis in SIZES} | {SERVERS: SERVERS, "microbatches": "microbatches", "zero": "ZeRO"}
 SMALL, MOST_VALUES, MOST_PARTS = 64, 48, 6
@@ -138,7 +131,7 @@ def _shapes(axis: str, base: Sizes, q: Question, now: Sizes) -> Iterator[Sizes]:
         yield {**base, "dp": max(1, base["ep"] // base["tp"])}
         yield {**base, "tp": max(1, base["ep"] // base["dp"])}
     shrunk = dict(base)
-    for name in GIVES_WAY[axis]:
+    for name in (name for name in SHRINKING if name != axis and name not in SPARED.get(axis, ())):
         shrunk[name] = max(1, min(shrunk[name], _room(name, shrunk, total)))
         if _gpus(shrunk) == total or not full:
             yield dict(shrunk)

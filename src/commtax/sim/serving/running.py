@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from fractions import Fraction
 from heapq import heapify, heappop, heappush
+from itertools import cycle
 from math import inf, nan, nextafter
 from typing import Self
 
@@ -16,7 +17,6 @@ from commtax.spec.stream import RequestStream
 
 ROUND_TRIP_S = 1e-6  # from an answer to the client's next request: an engine has begun its next step by then
 LOOK, LOOK_S = 256, 1.0  # requests and seconds between looks whether enough are answered
-Route = Callable[[int, float], Replica]
 Send = Callable[[int, float], None]
 
 
@@ -101,26 +101,15 @@ def _count_answered(book: Book, now: float) -> int:
     return sum([done <= now for done in book.done_s])
 
 
-def router(kind: str, engines: Sequence[Replica]) -> Route:
+def router(kind: str, engines: Sequence[Replica]) -> Callable[[int, float], Replica]:
     """Return the router: each engine in turn, the one with fewest requests, or the one that caches most of a prompt."""
-    turn = -1
     if len(engines) == 1:
         return lambda _, __: engines[0]
 
-    def in_turn(_: int, __: float) -> Replica:
-        nonlocal turn
-        turn = (turn + 1) % len(engines)
-        return engines[turn]
-
     def least_of(able: Sequence[Replica], now: float) -> Replica:
-        chosen, fewest = able[0], able[0].load(now)
-        for engine in able[1:]:
-            load = engine.load(now)
-            if load < fewest:
-                chosen, fewest = engine, load
-        return chosen
+        return min(able, key=lambda engine: engine.load(now))
 
-    prefixes = engines[0].book.prefixes
+    turns, prefixes = cycle(engines), engines[0].book.prefixes
     homes: dict[tuple[int, ...], list[Replica]] = {}  # of each first piece of text: engines that were sent prompts that begin so
 
     def prefix_aware(i: int, now: float) -> Replica:
@@ -135,7 +124,9 @@ def router(kind: str, engines: Sequence[Replica]) -> Route:
             insort(able, chosen, key=lambda engine: engine.number)
         return chosen
 
-    return {"round-robin": in_turn, "least-loaded": lambda _, now: least_of(engines, now), "prefix": prefix_aware}[kind]
+    if kind == "prefix":
+        return prefix_aware
+    return (lambda _, __: next(turns)) if kind == "round-robin" else (lambda _, now: least_of(engines, now))
 
 
 Pace = tuple[float, float]  # seconds at least, and for each token
