@@ -237,8 +237,7 @@ def price_closed_loop(q: Settled) -> ClosedLoop:
     load, kv_tokens = _load(q), q.requests.kv_tokens
     kv = cache_tokens(q) if kv_tokens is None else kv_tokens
     most = np.minimum(step_limits(q)[1], state_places(q, kv))
-    fed = loop.fed_requests(load, step_limits(q)[0], q.plan.pp, q.engine)
-    seqs = loop.running_requests(load, q.engine, kv, most, fed)
+    seqs = loop.running_requests(load, q.engine, kv, most, loop.fed_requests(load, step_limits(q)[0], q.plan.pp, q.engine))
     check_apart(q)
     if q.requests.disaggregated:
         return _disaggregated_loop(q, load, kv, most, np.ceil(load.concurrency / seqs))

@@ -144,7 +144,6 @@ def thresholds(b: StepBill) -> LessonInequalities:
     plan, cluster = b.question.plan, b.question.cluster
     rate = float(sum(x.flops * x.item.count for x in b.items if x.kind == "compute")) / float(b.compute_s)
     dp_link, tp_link = (next((str(x.link) for x in comm_of(b, axis)), "") for axis in ("dp", "tp"))
-    local = float(b.question.micro_batch * plan.share(b.question.context))
     # Each rank sends 1/(tp pp) of the model and computes as little of it, so its size cancels, but not its sparsity.
     idle, grads = num_params(b.question.model) / num_active_params(b.question.model), DTYPE_BYTES[plan.grads_dtype]
     # Bytes on the wire over FLOPs of the window, against the lesson's 4 over 4: ZeRO 0 all-reduces gradients (twice their bytes)
@@ -152,7 +151,7 @@ def thresholds(b: StepBill) -> LessonInequalities:
     wire = {0: 2 * grads / 4, 3: (grads + 4) / 6}.get(plan.zero, grads / 4)
     dp = float(dp_token_threshold(rate, _speed(cluster, dp_link))) * wire * idle if dp_link else 0.0
     tp = float(tp_tax(rate, _speed(cluster, tp_link), b.question.model.hidden, plan.tp)) if tp_link else 0.0
-    return LessonInequalities(local, dp, tp)
+    return LessonInequalities(float(b.question.micro_batch * plan.share(b.question.context)), dp, tp)
 
 
 def _speed(cluster: Cluster, link: str) -> float:

@@ -249,14 +249,13 @@ def grid(here: StepBill, kind: str) -> HeatGrid:
             cell = replace(cell, pays=cell.rate > before[index] if index in before else None)
             before[index] = cell.rate or 0.0
         cells.append(cell)
-    sequences = "sequences per microbatch" if q.trains else "sequences per replica"
     line = "past the line a row gives fewer tokens/s than the row above it: that much more TP does not pay"
     same = "the same GPUs and global batch in every row (dp gives way to tp)" if q.trains else "dp as it is"
     return HeatGrid(
         rows=[f"TP {degree}" for degree in degrees],
         columns=[c.title for c in columns],
         row_title="tensor-parallel size",
-        column_title="link of the group" if links else sequences,
+        column_title="link of the group" if links else f"sequences per {'microbatch' if q.trains else 'replica'}",
         rate_unit="tokens/s",
         cells=cells,
         here=(degrees.index(int(q.plan.tp)), 0 if links else batches.index(_batch(q))),

@@ -309,9 +309,8 @@ def worth_of(put: Question, requests: bool = False) -> Worth:
         raise Refusal.of("requests have prompts and decode; leave it out, or the requests", phase=put.phase)
     if put.trains:
         raise Refusal.about(phase="techniques of serving are weighed; bill --phase train lists what-ifs of training")
-    requested = check_lengths(put.but(input_len=int(put.context)) if requests else loop_of(put))
     shown = {} if requests else _step_sizes(put)
-    plain, usual = split_usual(requested)
+    plain, usual = split_usual(check_lengths(put.but(input_len=int(put.context)) if requests else loop_of(put)))
     weigh = Scale(settle(plain), True, shown=shown)
     rows = tuple(sorted([weigh.row(one) for one in counting.counted(techniques().values())], key=_rank))
     on = (*_weigh_usual(weigh, usual), *_weigh_set(weigh))

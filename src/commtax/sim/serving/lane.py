@@ -176,8 +176,8 @@ class Lane:
 
     def _admit_waiting(self, chosen: list[Chunk], budget: int, begin: float) -> list[Chunk]:
         """Admit waiting requests in turn, as long as token budget, free blocks and sequence limit allow the first of them."""
-        pool, rules = self.pool, self.pool.rules
-        waiting, target = pool.waiting, pool.book.target
+        pool, rules, book = self.pool, self.pool.rules, self.pool.book
+        waiting, target = pool.waiting, book.target
         while waiting and budget > 0 and pool.running < rules.seqs and len(chosen) < rules.prompts:
             i = waiting[0]
             done, needed = pool.cached_and_needed(i, self.taken)
@@ -186,21 +186,16 @@ class Lane:
             if waits or not pool.admit(i, needed):
                 break
             waiting.popleft()
-            self._start(i, done, begin)
-            if new:
-                chosen.append((i, min(new, budget) if rules.chunked else new, done))
-                budget -= chosen[-1][1]
+            if not new:  # its prompt was computed elsewhere, with its first token
+                book.first_s[i] = begin
+                self._decode(i, begin)
+                continue
+            if book.started_s[i] != book.started_s[i]:  # not a number yet
+                book.started_s[i], book.cached[i] = begin, done
+            self.prompts.append((i, done))
+            chosen.append((i, min(new, budget) if rules.chunked else new, done))
+            budget -= chosen[-1][1]
         return chosen
-
-    def _start(self, i: int, done: int, begin: float) -> None:
-        book = self.pool.book
-        if done == book.target[i]:  # its prompt was computed elsewhere, with its first token
-            book.first_s[i] = begin
-            self._decode(i, begin)
-            return
-        if book.started_s[i] != book.started_s[i]:  # not a number yet
-            book.started_s[i], book.cached[i] = begin, done
-        self.prompts.append((i, done))
 
     def _decode(self, i: int, now: float) -> None:
         book = self.pool.book
