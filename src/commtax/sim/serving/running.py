@@ -105,10 +105,6 @@ def router(kind: str, engines: Sequence[Replica]) -> Callable[[int, float], Repl
     """Return the router: each engine in turn, the one with fewest requests, or the one that caches most of a prompt."""
     if len(engines) == 1:
         return lambda _, __: engines[0]
-
-    def least_of(able: Sequence[Replica], now: float) -> Replica:
-        return min(able, key=lambda engine: engine.load(now))
-
     turns, prefixes = cycle(engines), engines[0].book.prefixes
     homes: dict[tuple[int, ...], list[Replica]] = {}  # of each first piece of text: engines that were sent prompts that begin so
 
@@ -119,14 +115,17 @@ def router(kind: str, engines: Sequence[Replica]) -> Callable[[int, float], Repl
             return able[0]
         blocks = [engine.cached_blocks(i) for engine in able]
         most = max(blocks, default=0)
-        chosen = least_of([engine for engine, cached in zip(able, blocks, strict=True) if cached == most] if most else engines, now)
+        among = [engine for engine, cached in zip(able, blocks, strict=True) if cached == most] if most else engines
+        chosen = min(among, key=lambda engine: engine.load(now))
         if first and chosen not in able:
             insort(able, chosen, key=lambda engine: engine.number)
         return chosen
 
     if kind == "prefix":
         return prefix_aware
-    return (lambda _, __: next(turns)) if kind == "round-robin" else (lambda _, now: least_of(engines, now))
+    if kind == "round-robin":
+        return lambda _, __: next(turns)
+    return lambda _, now: min(engines, key=lambda engine: engine.load(now))
 
 
 Pace = tuple[float, float]  # seconds at least, and for each token
@@ -253,10 +252,7 @@ def _run_disaggregated(book: Book, fleet: Fleet, before: list[Replica], engines:
             wire.leaves(i, book.served_by[i] - len(engines), now, (i + 1) * part // whole > i * part // whole)
 
     def send(i: int, now: float) -> None:
-        if book.prefilled_elsewhere[i]:
-            wire.comes(i, now)
-        else:
-            enter(i, now).submit(i, now)
+        (wire.comes if book.prefilled_elsewhere[i] else enter(i, now).submit)(i, now)
 
     for engine in before:
         engine.on_done = prompted
