@@ -1,12 +1,6 @@
 """Traces of requests, recognised by their content, plain or gzipped.
 
-============  ==========================================================================================================
-ours          CSV with ``arrival_s,input_tokens,output_tokens`` and perhaps ``hash_ids``; other columns are passed over
-Azure         CSV with ``TIMESTAMP,ContextTokens,GeneratedTokens``
-Mooncake      JSON lines with ``timestamp`` in ms, ``input_length``, ``output_length`` and perhaps ``hash_ids``
-vLLM, SGLang  a benchmark's detailed result: ``input_lens``, ``output_lens`` and ``start_times`` of its requests
-============  ==========================================================================================================
-
+Ours, Azure's, Mooncake's and detailed results of benchmarks of vLLM and SGLang (docs/reference/files.md).
 ``hash_ids`` name a prompt's blocks of 512 tokens, equal ids equal text; ``hash_ids_16`` those of 16. Azure's moments and a
 benchmark's clock start anywhere: there the first request arrives at 0. A request without an answer failed, and is left out.
 """
@@ -57,8 +51,7 @@ class _RequestTable:
 
 def read(path: Named) -> RequestStream:
     """Read the requests of a trace in the order of their arrival."""
-    name = f"trace '{path}'"
-    text = read_text(path, "trace", most=LOG_BYTES)
+    name, text = f"trace '{path}'", read_text(path, "trace", most=LOG_BYTES)
     if not text.strip():
         raise Refusal(f"{name}: empty; a header and a line for each request are needed", "trace")
     table = _from_json(text, name) if text.lstrip()[:1] in "{[" else _from_csv(text, name)
@@ -76,7 +69,7 @@ def read(path: Named) -> RequestStream:
     if table.ids is not None:
         most = np.ceil(prompt / table.block).astype(np.int64).tolist()
         distinct, prefixes = dict[tuple[int, ...], tuple[int, ...]](), []
-        for place, ids, blocks in zip(table.places, table.ids or (), most, strict=True):
+        for place, ids, blocks in zip(table.places, table.ids, most, strict=True):
             prefix = _whole_ids(ids)
             if prefix is None or len(prefix) > blocks:
                 rule = f"at most {plural(blocks, 'whole number')} of 64 bits, one a block of {table.block} tokens, are needed"
@@ -87,12 +80,9 @@ def read(path: Named) -> RequestStream:
 
 
 def write(stream: RequestStream, path: Named, results: Mapping[str, Array] = NOTHING, what: str = "trace") -> None:
-    """Write our own form of a trace, gzipped where the name ends so. A client's limit of requests in flight is no part of it.
-
-    ``results`` of the requests stand in columns of their own, which readers of traces pass over.
-    """
-    ids = f"hash_ids{'' if stream.block == HASH_BLOCK else f'_{stream.block}'}"
-    header = OWN if stream.prefixes is None else (*OWN, ids)
+    """Write our own form of a trace, gzipped where the name ends so, with ``results`` in columns that readers pass over."""
+    block = "" if stream.block == HASH_BLOCK else f"_{stream.block}"
+    header = OWN if stream.prefixes is None else (*OWN, f"hash_ids{block}")
     columns: list[Iterable[object]] = [stream.arrival_s.tolist(), stream.input_len.tolist(), stream.output_len.tolist()]
     if stream.prefixes is not None:
         columns.append(" ".join(map(str, prefix)) for prefix in stream.prefixes)
@@ -117,20 +107,13 @@ def _from_csv(text: str, name: str) -> _RequestTable:
         rule = f"the column {lacks} is missing" if form else f"no header of a trace; write {','.join(OWN)} above the requests"
         raise Refusal(f"{name}: line 1: {rule}", "trace")
     matches = ((place, match) for place, column in enumerate(header) if (match := _IDS.fullmatch(column)))
-    ids, named = next(matches, (None, None))  # the column with the ids of blocks, and how many tokens one stands for
-    block = int(named[1] or HASH_BLOCK) if named else HASH_BLOCK
+    at, named = next(matches, (None, None))  # the column with the ids of blocks, and how many tokens one stands for
     rows = [cells + [""] * (len(header) - len(cells)) for _, cells in numbered]
     arrival, prompt, answer = (header.index(column) for column in wanted)
-    return _RequestTable(
-        name,
-        [f"line {line}" for line, _ in numbered],
-        wanted,
-        [(cells[arrival], cells[prompt], cells[answer]) for cells in rows],
-        _moment if wanted is AZURE else _number,
-        None if ids is None else [list[Json](cells[ids].split()) for cells in rows],
-        block,
-        from_first=wanted is AZURE,
-    )
+    requests = [(cells[arrival], cells[prompt], cells[answer]) for cells in rows]
+    ids = None if at is None else [list[Json](cells[at].split()) for cells in rows]
+    block, azure, places = int((named and named[1]) or HASH_BLOCK), wanted is AZURE, [f"line {line}" for line, _ in numbered]
+    return _RequestTable(name, places, wanted, requests, _moment if azure else _number, ids, block, from_first=azure)
 
 
 def _from_json(text: str, name: str) -> _RequestTable:

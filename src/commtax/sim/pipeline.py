@@ -1,7 +1,4 @@
-"""A pipeline schedule as it runs: every rank takes its operations in order, each as soon as its input has arrived.
-
-Of what was run: its bubble counted and by closed form, over the total and over the ideal; also that of a priced step.
-"""
+"""A pipeline schedule as it runs: every rank takes its operations in order, each as soon as its input has arrived."""
 
 import math
 from collections.abc import Sequence
@@ -60,13 +57,11 @@ class _OperationTable:
 
 def simulate(order: OperationOrder, times: Durations) -> Timeline:
     """Compute start and end of every operation, in time that grows with their number, and refuse a deadlock."""
-    t = _table(order)
-    position = np.full((3, order.m, order.p, order.v), -1)
+    t, position = _table(order), np.full((3, order.m, order.p, order.v), -1)
     position[t.code, t.microbatch, t.rank, t.chunk] = np.arange(len(t.code))
     needs, lag = _inputs(order, t, position, times.transfer)
     full = (t.code == 1) & (position[2, t.microbatch, t.rank, t.chunk] < 0)
-    seconds = _seconds(order, t, times, full)
-    second = np.flatnonzero(~t.leads)
+    seconds, second = _seconds(order, t, times, full), np.flatnonzero(~t.leads)
     ratio = times.overlapped / (times.forward + times.backward + times.weight) if times.overlapped else 1.0
     seconds[second - 1] = (seconds[second - 1] + seconds[second]) * ratio
     seconds[second] = 0.0
@@ -114,8 +109,7 @@ def _inputs(order: OperationOrder, t: _OperationTable, position: Column, transfe
             near[0, after, next_chunk] = rank * order.v + chunk
             near[1, rank, chunk] = after * order.v + next_chunk
     source = np.where(t.code < 2, near[np.minimum(t.code, 1), t.rank, t.chunk], -1)
-    flat = position.reshape(3, order.m, order.p * order.v)
-    needs = np.where(source >= 0, flat[t.code, t.microbatch, source], -1)
+    needs = np.where(source >= 0, position.reshape(3, order.m, -1)[t.code, t.microbatch, source], -1)
     return needs, np.where(source // order.v != t.rank, transfer, 0.0)
 
 

@@ -57,8 +57,7 @@ def draw_lengths(lengths: Lengths, count: int, rng: np.random.Generator) -> Arra
 def draw_pairs(inputs: Lengths, outputs: Lengths, count: int, rng: np.random.Generator) -> tuple[Array, Array]:
     """Draw lengths of prompts and answers, correlated as in their data set where both come from one.
 
-    A Gaussian copula: normals with correlation 2 sin(pi r / 6), which have the rank correlation r, are carried to each side's own
-    distribution, so that neither side changes.
+    A Gaussian copula: normals with correlation 2 sin(pi r / 6), which have the rank correlation r, on each side's own distribution.
     """
     prompt, answer = rng.standard_normal((2, count))
     if inputs.source and inputs.source == outputs.source:
@@ -107,10 +106,8 @@ def draw_stream(
     """
     _check(rate, count, duration_s, burstiness)
     when, how_long = random_numbers(seed)
-    if isfinite(duration_s):
-        times = _times_within(duration_s, rate, burstiness, when)[:count]
-    else:
-        times = arrival_times(rate, count or 0, burstiness, when)
+    endless, load = isinf(duration_s), (burstiness, when)
+    times = arrival_times(rate, count or 0, *load) if endless else _times_within(duration_s, rate, *load)[:count]
     if not len(times):
         raise Refusal(f"duration={duration_s:g} s: no request arrives within it; nearest valid: {1 / rate:.3g} s", "duration")
     distinct = min(unique_prompts or len(times), len(times))
@@ -144,8 +141,9 @@ def _check(rate: float, count: int | None, duration_s: float, burstiness: float)
         raise Refusal.of(f"from 1 to {MOST_REQUESTS:,}; nearest valid: {nearest}", (nearest,), num_prompts=count)
     if isfinite(duration_s) and rate * duration_s > MOST_REQUESTS:
         most = f"{MOST_REQUESTS / rate:.4g}"
-        rule = f"more than {MOST_REQUESTS:,} requests; nearest valid: {most} s"
-        raise Refusal(f"duration={duration_s:g} s: {rule}", "duration", (most,))
+        raise Refusal(
+            f"duration={duration_s:g} s: more than {MOST_REQUESTS:,} requests; nearest valid: {most} s", "duration", (most,)
+        )
 
 
 def _prefixes(prompts: Array, shared: int, block: int, repeats: bool) -> tuple[tuple[int, ...], ...] | None:

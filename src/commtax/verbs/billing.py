@@ -1,5 +1,4 @@
-"""The step of any phase: its price, ``commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8)``, ``commtax.train_bill(...)``;
-and what it sends, ``commtax.traffic("llama-3.1-8b", "8xh100-sxm", tp=8)``."""
+"""The step of any phase: its price (``commtax.bill``, ``commtax.train_bill``), and what it sends (``commtax.traffic``)."""
 
 from __future__ import annotations
 
@@ -224,8 +223,7 @@ def train_bill(model: str | Model, cluster: str | Cluster, **options: Unpack[Tra
 
 def price(q: Settled) -> StepBill:
     """Price the step of a question. A step that was priced before is not priced again."""
-    kept = q.limits if copies_cache(q) else Limits()
-    return _price_question(replace(q.normal(), limits=kept, notes=q.notes, codes=q.codes))
+    return _price_question(replace(q.normal(), limits=q.limits if copies_cache(q) else Limits(), notes=q.notes, codes=q.codes))
 
 
 @cache_answers

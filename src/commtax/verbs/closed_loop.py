@@ -143,8 +143,30 @@ class ClosedLoop(Answer):
         return tuple(Setting.of(q.engine, chip, q.model, q.plan.weights_dtype, self.publisher) for chip in chips)
 
     @property
-    def slopes(self) -> Mapping[str, Slopes]:
-        return latency_slopes(self)
+    def slopes(self) -> dict[str, Slopes]:
+        """The d ln(latency) / d ln(constant) of ``tpot`` and ``ttft``, by the names of an engine's constants.
+
+        TPOT and TTFT are sums of a decode step D, of a step with prompts P, and of what prompts add to shared steps, P - D. The
+        steps are sums of lines, and each line goes by one constant, so nothing is priced again.
+        """
+        engine, served, decodes = self.question.engine, self.served, np.maximum(0.0, self.requests.output_len - 1)
+        decode, prompt = (step_shares(bill, engine, self.running, i == 1) for i, bill in enumerate(self.bills))
+        first, stretched = _added(served.ahead_s, self), _added(served.stretch_s, self)
+        each = stretched | {"decode": stretched["decode"] + served.tpot_s - served.stretch_s}
+        beside = {"prompt": served.prefill_s, "decode": served.boundary_s, "request": served.request_s}
+        first_token = {name: first[name] + seconds for name, seconds in beside.items()}
+        life = served.request_s + served.boundary_s + served.prefill_s + served.ahead_s + decodes * served.tpot_s
+        waited = served.slot_s / np.maximum(LEAST_S, life)  # for a slot: whole lives of requests
+        first_token_parts = {name: part + waited * (part + decodes * each[name]) for name, part in first_token.items()}
+        parts = {"tpot": (each, served.tpot_s), "ttft": (first_token_parts, served.ttft_s)}
+        return {
+            metric: {
+                name: (part["decode"] * decode.get(name, 0.0) + part["prompt"] * prompt.get(name, 0.0)) / whole
+                for name in dict.fromkeys([*decode, *prompt])
+            }
+            | {"request_s": part["request"] / whole, "pace_prompt_steps": part["prompt"] / whole}
+            for metric, (part, whole) in parts.items()
+        }
 
     @property
     def measured_here(self) -> bool:
@@ -215,10 +237,11 @@ def price_closed_loop(q: Settled) -> ClosedLoop:
     load, kv_tokens = _load(q), q.requests.kv_tokens
     kv = cache_tokens(q) if kv_tokens is None else kv_tokens
     most = np.minimum(step_limits(q)[1], state_places(q, kv))
-    fed = loop.fed_requests(load, step_limits(q)[0], q.plan.pp, q.engine)
-    seqs = loop.running_requests(load, q.engine, kv, most, fed)
-    apart = _split(q, np.ceil(load.concurrency / seqs))
-    return _disaggregated_loop(q, load, kv, most, apart) if apart else _shared_workers(q, load, seqs, kv, most)
+    seqs = loop.running_requests(load, q.engine, kv, most, loop.fed_requests(load, step_limits(q)[0], q.plan.pp, q.engine))
+    check_apart(q)
+    if q.requests.disaggregated:
+        return _disaggregated_loop(q, load, kv, most, np.ceil(load.concurrency / seqs))
+    return _shared_workers(q, load, seqs, kv, most)
 
 
 def _answer(q: Settled, load: ClosedLoopLoad, seqs: Number, *parts: Any) -> ClosedLoop:
@@ -238,32 +261,23 @@ def _answer(q: Settled, load: ClosedLoopLoad, seqs: Number, *parts: Any) -> Clos
     return replace(answer, served=loop.scaled(answer.served, *factors), learnt=rest)
 
 
-def _disaggregated_loop(q: Settled, load: ClosedLoopLoad, kv: Number, most: Number, apart: Disaggregation) -> ClosedLoop:
+def _disaggregated_loop(q: Settled, load: ClosedLoopLoad, kv: Number, most: Number, enough: Number) -> ClosedLoop:
     """Price prompts on workers of their own: decoding is never stretched, and requests queue for prompt workers, wire and slots."""
     wanted, pp, ahead = q.requests, q.plan.pp, prompter(q)
-    if wanted.kv_tokens is None:
-        apart = replace(apart, kv_tokens=cache_tokens(ahead))
+    check_sides(q, ahead.plan.tp)
+    if any(x is not None for x in (wanted.prefill_tp, wanted.prefill_dp, wanted.prefill_cluster)):  # must be legal
+        settle(ahead.but(weights_dtype="", kv_dtype="", profile=None))
+    copies = enough if wanted.decode_workers is None else wanted.decode_workers
+    ahead_tokens = cache_tokens(ahead) if wanted.kv_tokens is None else np.inf
+    apart = Disaggregation(ahead.plan, wanted.prefill_workers, copies, ahead_tokens)
     room = loop.running_requests(replace(load, concurrency=np.inf), q.engine, kv, most)
     prompting, prompt = prompting_of(ahead, load, apart.senders, apart.kv_tokens)
     net = network_of(q, load, wanted.concurrency, apart, prompting, decoding_of(q, load, room, apart.copies))
     passed = flow(net)
     bills = step_bill(q, decode_workload(np.ceil(fullest_batch(passed.seqs, pp)), load)), prompt
     served = disaggregated_means(net, passed, q.engine, wanted.num_prompts, load.loading_s)
-    chunks = load.computed / chunk_tokens(ahead, load.computed)
-    steps = Steps(passed.step_s, prompt.step_s, chunks, 1, pp, decoding=passed.seqs)
+    steps = Steps(passed.step_s, prompt.step_s, load.computed / chunk_tokens(ahead, load.computed), 1, pp, decoding=passed.seqs)
     return _answer(q, load, passed.seqs, steps, kv, served, bills, replace(apart, net=net, passed=passed))
-
-
-def _split(q: Settled, enough: Number) -> Disaggregation | None:
-    wanted = q.requests
-    check_apart(q)
-    if not wanted.disaggregated:
-        return None
-    ahead = prompter(q)
-    check_sides(q, ahead.plan.tp)
-    if any(x is not None for x in (wanted.prefill_tp, wanted.prefill_dp, wanted.prefill_cluster)):  # must be legal
-        settle(ahead.but(weights_dtype="", kv_dtype="", profile=None))
-    return Disaggregation(ahead.plan, wanted.prefill_workers, enough if wanted.decode_workers is None else wanted.decode_workers)
 
 
 def _shared_workers(q: Settled, load: ClosedLoopLoad, seqs: Number, kv: Number, most: Number) -> ClosedLoop:
@@ -288,8 +302,7 @@ def _shared_workers(q: Settled, load: ClosedLoopLoad, seqs: Number, kv: Number, 
         work = prompt_work(beside / 2, load, np.minimum(most * load.computed, np.maximum(budget, least)), most)
         full_s = step_bill(q, q.seen(work, load.input_len)).step_s * np.maximum(1.0, chunks)
         begin = loop.Beginning(most, full_s, loop.prompts_ahead(replace(load, num_prompts=np.inf), seqs, room, engine, pp, queued))
-    ahead = loop.prompts_ahead(load, seqs, room, engine, pp, queued)
-    served = loop.closed_loop(load, steps, seqs, ahead, engine, full, begin)
+    served = loop.closed_loop(load, steps, seqs, loop.prompts_ahead(load, seqs, room, engine, pp, queued), engine, full, begin)
     return _answer(q, load, seqs, steps, kv, served, (decode, prompt))
 
 
@@ -349,9 +362,8 @@ def _notes(s: ClosedLoop) -> Iterator[Note]:
         limit, seqs = "the KV cache", step_limits(q)[1]
         most = min(seqs, float(state_places(q, s.kv_tokens)))
         if s.running == most:
-            limit = (
-                f"the pool of states (room for {most:,.0f})" if most < seqs else f"the engine's limit (max_num_seqs {most:,.0f})"
-            )
+            limit = "the pool of states (room for" if most < seqs else "the engine's limit (max_num_seqs"
+            limit += f" {most:,.0f})"
         room = f"; it holds {s.reported_kv_tokens:,.0f} tokens" if s.running < most else ""
         yield Note("waiting", f"{s.running:,.0f} of {format_mean(each)} requests of a replica run at once, for {limit}{room}")
 
@@ -382,32 +394,6 @@ def _left_out_notes(s: ClosedLoop, each: float) -> Iterator[Note]:
         load=float(load_share(net, passed)) if net and passed and not passed.queued else 0.0,
     )
     yield from (Note(code, f"{LEFT_OUT[code]}; simulate with --num-prompts to see it") for code in left_out(running))
-
-
-def latency_slopes(s: ClosedLoop) -> dict[str, Slopes]:
-    """Return d ln(latency) / d ln(constant) of ``tpot`` and ``ttft``, by the names of an engine's constants.
-
-    TPOT and TTFT are sums of a decode step D, of a step with prompts P, and of what prompts add to shared steps, P - D. The steps
-    are sums of lines, and each line goes by one constant, so nothing is priced again.
-    """
-    engine, served, decodes = s.question.engine, s.served, np.maximum(0.0, s.requests.output_len - 1)
-    decode, prompt = (step_shares(bill, engine, s.running, prompts) for bill, prompts in zip(s.bills, (False, True), strict=True))
-    first, stretched = _added(served.ahead_s, s), _added(served.stretch_s, s)
-    each = stretched | {"decode": stretched["decode"] + served.tpot_s - served.stretch_s}
-    beside = {"prompt": served.prefill_s, "decode": served.boundary_s, "request": served.request_s}
-    first_token = {name: first[name] + seconds for name, seconds in beside.items()}
-    life = served.request_s + served.boundary_s + served.prefill_s + served.ahead_s + decodes * served.tpot_s
-    waited = served.slot_s / np.maximum(LEAST_S, life)  # for a slot: whole lives of requests
-    first_token_parts = {name: part + waited * (part + decodes * each[name]) for name, part in first_token.items()}
-    parts = {"tpot": (each, served.tpot_s), "ttft": (first_token_parts, served.ttft_s)}
-    return {
-        metric: {
-            name: (part["decode"] * decode.get(name, 0.0) + part["prompt"] * prompt.get(name, 0.0)) / whole
-            for name in dict.fromkeys([*decode, *prompt])
-        }
-        | {"request_s": part["request"] / whole, "pace_prompt_steps": part["prompt"] / whole}
-        for metric, (part, whole) in parts.items()
-    }
 
 
 def _added(seconds: Number, s: ClosedLoop) -> dict[str, Number]:

@@ -1,7 +1,4 @@
-"""One question over a range of answers, and plans side by side.
-
-``commtax compare … --over batch=1:256 --over link=nvlink4,10gbe``; ``--plans tp8,tp4dp2 --batches 1,32``, with break-evens.
-"""
+"""One question over a range of answers (``--over batch=1:256``), and plans side by side with their break-evens (``--plans``)."""
 
 from __future__ import annotations
 
@@ -76,8 +73,7 @@ TRAIN_AXES = (*STEP_AXES, *SERVING_AXES, "link", "cp", "micro_batch", "local_tok
 VARIED = (*STEP_AXES, "bandwidth_scale")  # between plans
 MAX_CELLS = 4096
 MOST_BATCH = 1024
-Sizes = Mapping[str, int]
-Where = Callable[[Sizes], Cluster]
+Where = Callable[[Mapping[str, int]], Cluster]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +157,7 @@ def compare(model: str | Model, cluster: str | Cluster, over: list[str], **optio
     """
     check_taken("compare", options)
     fixed = {"global_batch": options.pop("global_batch", None), "local_tokens": options.pop("local_tokens", None)}
-    put = resolve_question(model, cluster, options)
-    return compare_question(put, over, **fixed)
+    return compare_question(resolve_question(model, cluster, options), over, **fixed)
 
 
 def compare_question(put: Question, over: list[str], **fixed: int | None) -> Comparison:
@@ -174,8 +169,7 @@ def compare_question(put: Question, over: list[str], **fixed: int | None) -> Com
     if len(cells) > MAX_CELLS:
         raise Refusal.about(over=f"{len(cells):,} combinations, more than the {MAX_CELLS:,} that are shown")
     names = tuple(name for name, _ in axes)
-    rows = tuple(_cell(put, dict(zip(names, cell, strict=True)), fixed) for cell in cells)
-    return Comparison(names, rows, put)
+    return Comparison(names, tuple(_cell(put, dict(zip(names, cell, strict=True)), fixed) for cell in cells), put)
 
 
 def _cell(put: Question, at: Mapping[str, int | str], fixed: Mapping[str, int | None]) -> ComparedBill:
@@ -313,12 +307,10 @@ def parse_plan(text: str) -> dict[str, int]:
     """
     plain = re.sub(r"^(\d+)x(.+)", r"\2r\1", re.sub(r"[-\s]", "", text.lower()))
     pairs = re.findall(rf"(dcp|{'|'.join(SIZES)}|r)(\d*)", plain)
-    twice = len(dict(pairs)) != len(pairs)
-    bare = any(not size and name != "ep" for name, size in pairs)
+    twice, bare = len(dict(pairs)) != len(pairs), any(not size and name != "ep" for name, size in pairs)
     if not pairs or "".join(name + size for name, size in pairs) != plain or twice or bare:
-        raise Refusal.of(
-            f"write sizes such as tp8, tp8pp2, tp4r2 (or 2xtp4) or tp8ep8 ({', '.join(SIZES)}, dcp, r for replicas)", plans=text
-        )
+        rule = f"write sizes such as tp8, tp8pp2, tp4r2 (or 2xtp4) or tp8ep8 ({', '.join(SIZES)}, dcp, r for replicas)"
+        raise Refusal.of(rule, plans=text)
     named = {"replicas" if name == "r" else name: parse_count(size, "plans") if size else AUTO_EP for name, size in pairs}
     sizes = dict.fromkeys((*SIZES, "replicas"), 1) | named
     if 0 in sizes.values():
@@ -439,8 +431,7 @@ def _flips(plans: list[PlanOnLink], batch: int) -> list[BreakEven]:
     for axis, changed, grid in zip(("sequences", "context", "bandwidth"), VARIED, grids, strict=True):
         varied: dict[str, Number] = {"batch": batch, changed: grid}
         room = {a.name: a.num_fitting(batch, changed, grid) for a in plans}
-        # A plan that sends nothing has one step for all.
-        steps = {a.name: price(a.step(**varied)).step_s + 0.0 * grid for a in plans}
+        steps = {a.name: price(a.step(**varied)).step_s + 0.0 * grid for a in plans}  # one for all where a plan sends nothing
         for a, b in combinations(plans, 2):
             both = slice(min(room[a.name], room[b.name]))
             if flip := _flip(grid[both], (steps[a.name] - steps[b.name])[both]):
@@ -450,9 +441,9 @@ def _flips(plans: list[PlanOnLink], batch: int) -> list[BreakEven]:
                     place = wide.cluster.as_pairs if wide.plan.tp == 2 else wide.cluster
                     scale = (place.intra if wide.plan.tp <= place.domain else place.inter).bandwidth_Bps
                 first, then = (a, b) if ahead else (b, a)
-                sequences, ratio = 0 if axis == "sequences" else batch, steps[first.name] / steps[then.name]
-                names = (axis, first.name, then.name)
-                flips.append(BreakEven(*names, at * scale, earliest * scale, a.link, sequences, grid[both] * scale, ratio[both]))
+                sequences, ratio = 0 if axis == "sequences" else batch, (steps[first.name] / steps[then.name])[both]
+                ends, points = (at * scale, earliest * scale), grid[both] * scale
+                flips.append(BreakEven(axis, first.name, then.name, *ends, a.link, sequences, points, ratio))
     return flips
 
 

@@ -24,7 +24,6 @@ from commtax.verbs.settling import Settled, describe_experts, describe_sizes, re
 from commtax.verbs.steps import chunk_tokens, decode_workload, prompt_work, spread_s, step_bill
 
 WORKERS = tuple(name for name in PARTS["requests"] if name.endswith(("_workers", "_tp", "_dp")))
-
 KINDS = ("for prompts", "for decoding")
 Pool = tuple[object, Plan]  # how many workers there are, in words or a number, and one of them
 APART_ALONE = "belongs to disaggregated serving; add --disaggregated"
@@ -63,8 +62,7 @@ def prompter(q: Question) -> Question:
 
 def where_prompts_run(q: Question, **sizes: object) -> Question:
     """Return the question of prompt workers of some sizes: on their cluster where they have one, as the engine runs on its chip."""
-    backend, place = q.what_if.ep_backend, q.requests.prefill_cluster
-    q = q.plain() if isinstance(q, Settled) else q
+    backend, place, q = q.what_if.ep_backend, q.requests.prefill_cluster, q.plain() if isinstance(q, Settled) else q
     if place:
         q = q.but(cluster=place, engine=on_chip(q.engine, place.chip), prefill_cluster=None)
     return replan(q, **sizes, ep_backend=bulk_backend(backend), max_num_seqs=0)  # that counts requests that decode
@@ -72,11 +70,8 @@ def where_prompts_run(q: Question, **sizes: object) -> Question:
 
 def check_pools(q: Question, ahead: Plan, counts: tuple[int | None, int | None]) -> None:
     """Refuse workers of both kinds, at least one of each, that have no room together, or each on its own cluster."""
-    names, several, each = (
-        ("prefill_workers", "decode_workers"),
-        [n or 1 for n in counts],
-        [int(ahead.num_gpus), int(q.plan.num_gpus)],
-    )
+    names, several = ("prefill_workers", "decode_workers"), [n or 1 for n in counts]
+    each = [int(ahead.num_gpus), int(q.plan.num_gpus)]
     total = several[0] * each[0] + several[1] * each[1]
     both = f"{several[0]} x {each[0]} GPUs for prompts + {several[1]} x {each[1]} for decoding = {total}"
     needs = [(0 if counts[0] else 1, total, both, q.cluster)]
@@ -114,8 +109,7 @@ def network_of(
     pp = q.plan.pp
     request_s, wire = q.engine.host.request_s + load.loading_s, wire_of(q, apart, load.input_len, prompting.one_s)
     turns = loop.boundary_turns(q.engine, pp) - 0.5 / pp  # caches come at any time, not as a step ends
-    decided = q.engine.serves.ahead * (np.asarray(pp) == 1)
-    rules = load.spread, turns, decided, load.steps_per_token
+    rules = load.spread, turns, q.engine.serves.ahead * (np.asarray(pp) == 1), load.steps_per_token
     return QueueNetwork(clients, load.decodes, request_s, prompting, wire, decoding, *rules)
 
 
@@ -152,9 +146,8 @@ def _decode_steps(q: Question, input_len: Number, output_len: Number, room: Numb
     """Price the step of each batch. Splits of a cluster that differ only in the number of workers share steps."""
     sizes = np.broadcast_shapes(*map(np.shape, (*(getattr(q.plan, axis) for axis in SIZES), input_len, output_len, room)))
     batches = nodes_to(room).reshape(-1, *(1,) * len(sizes))
-    load = ClosedLoopLoad(1.0, input_len, output_len)
-    bill = step_bill(q, decode_workload(np.ceil(fullest_batch(batches, q.plan.pp)), load))
-    return np.broadcast_to(bill.step_s, (len(batches), *sizes))
+    work = decode_workload(np.ceil(fullest_batch(batches, q.plan.pp)), ClosedLoopLoad(1.0, input_len, output_len))
+    return np.broadcast_to(step_bill(q, work).step_s, (len(batches), *sizes))
 
 
 def cache_bytes(q: Question, tokens: Number) -> Number:
@@ -190,9 +183,7 @@ def wire_of(q: Question, apart: Disaggregation, tokens: Number, prompt_s: Number
         page = q.limits.block_size or q.engine.memory.block_size
         pieces = pieces_sent(q.model, carrier, program_of(q.engine).key, tokens, page, plan.tp, ahead.tp)
         posted_s = carrier.piece_s * posted_pieces(carrier, pieces, plan.tp, ahead.tp)
-    kind = carrier.stages.get(
-        program_of(q.engine).key, ""
-    )  # whether parts of a cache leave as they are computed, or all of it then
+    kind = carrier.stages.get(program_of(q.engine).key, "")  # parts of a cache leave as they are computed, or all of it then
     chunks = np.ceil(tokens / chunk_tokens(q, np.maximum(1, tokens))) if kind == "chunks" else 1
     hidden = hidden_s(posted_s + moving_s, prompt_s, q.model.num_layers if kind == "layers" else chunks)
     alone_s = q.engine.host.handover_s + latency_s + carrier.transfer_s + posted_s + moving_s - hidden
@@ -213,9 +204,8 @@ def refuse_place(ahead: Cluster | None, rule: str) -> Refusal:
 def check_one_place(put: Question) -> Question:
     """Refuse a cluster for prompts: fleets are searched where prompts run beside decoding."""
     if ahead := put.requests.prefill_cluster:
-        raise refuse_place(
-            ahead, "fleets for a rate are sought on one cluster; plan without a rate, or simulate with one, takes two"
-        )
+        rule = "fleets for a rate are sought on one cluster; plan without a rate, or simulate with one, takes two"
+        raise refuse_place(ahead, rule)
     return put
 
 

@@ -1,18 +1,4 @@
-"""Runs of requests examined: limits of each request's times, several loads, what engines were busy with, why some are slow.
-
-The slowest hundredth (by TTFT) is compared with the middle fifth. Each second of a request's wait is assigned to the step that its
-engine was in:
-
-===========  =====================================================================
-``way``      before its engine's scheduler sees it: front end and network
-``slots``    a step with as many requests as may run at once
-``cache``    a step while the cache had no room for its prompt
-``prompts``  another step with prompts of others
-``step``     another step: that in progress, or the one that was decided ahead
-``own``      its own prompt's steps, from the first on
-``moved``    its cache on the way to the worker that decodes
-===========  =====================================================================
-"""
+"""Runs of requests examined: limits of each request's times, several loads, what engines were busy with, why some are slow."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -97,15 +83,10 @@ def timeline_of(o: RequestsInTime, most: int = MOST_SLICES) -> tuple[Timeline, i
     begin, seconds, code, kind, label = (np.concatenate(column) for column in zip(*columns, strict=True))
     order = np.argsort(begin, kind="stable")[:most]
     until = float(begin[order[-1]]) if len(order) else 0.0
-    steps = (
-        code[order].astype(np.int64),
-        begin[order],
-        (begin + seconds)[order],
-        kind[order].astype(np.int64),
-        label[order].tolist(),
-    )
+    lane, kind = (column[order].astype(np.int64) for column in (code, kind))
+    steps = lane, begin[order], (begin + seconds)[order], kind, tuple(label[order].tolist())
     counters = tuple(counter for log, _, blocks, owner in parts for counter in _counters(log, owner, blocks, until))
-    shown = Timeline(*steps[:4], tuple(steps[4]), tuple(lanes), KINDS, counters=counters, owners=tuple(owners[x] for x in lanes))
+    shown = Timeline(*steps, tuple(lanes), KINDS, counters=counters, owners=tuple(owners[x] for x in lanes))
     return shown, max(0, len(begin) - most)
 
 
@@ -142,6 +123,8 @@ def _counters(log: Columns, owner: str, blocks: int, until: float) -> list[Count
 
 
 CAUSES = ("way", "slots", "cache", "prompts", "step", "own", "moved")
+"""What a request waits for, by the step that its engine is in: its way to the scheduler, a step with as many requests as may run,
+one without room for its prompt in the cache, another with prompts of others, another one, its own prompt's, its cache's way."""
 SLOW, MIDDLE = 0.99, (0.4, 0.6)
 MOST_LOOKED_AT = 200  # requests of a group
 FULL = 0.98  # of the slots: prompts that are being computed have some too
@@ -178,8 +161,7 @@ class Gaps:
 
 
 def first_tokens(o: RequestsInTime) -> FirstTokens:
-    ttft = o.columns["ttft_s"][o.counted]
-    rows = np.arange(len(o.columns["ttft_s"]))[o.counted]
+    ttft, rows = o.columns["ttft_s"][o.counted], np.arange(len(o.columns["ttft_s"]))[o.counted]
     low, high = np.quantile(ttft, MIDDLE[0], method="lower"), np.quantile(ttft, MIDDLE[1], method="higher")  # of two: both
     tail, middle = rows[ttft >= np.quantile(ttft, SLOW)], rows[(ttft >= low) & (ttft <= high)]
     logs = {engine.number: _steps_in_order(o.log, engine.number) for engine in o.ran.engines}
@@ -193,11 +175,11 @@ def first_tokens(o: RequestsInTime) -> FirstTokens:
 def _steps_in_order(log: Columns, engine: int) -> Columns:
     """Return one engine's steps by when they begin: batches of a pipeline are logged when they leave it."""
     rows = np.flatnonzero(log["engine"] == engine)
-    order = rows[np.argsort(log["begin_s"][rows], kind="stable")]
-    ordered = {name: column[order] for name, column in log.items()}
-    # ranks that begin together wait for each other's prompts
-    step = np.cumsum(np.diff(ordered["begin_s"], prepend=-np.inf) > 0) - 1
-    tokens = np.zeros(len(order))
+    ordered = figures.rows(log, rows[np.argsort(log["begin_s"][rows], kind="stable")])
+    step = (
+        np.cumsum(np.diff(ordered["begin_s"], prepend=-np.inf) > 0) - 1
+    )  # ranks that begin together wait for each other's prompts
+    tokens = np.zeros(len(rows))
     np.maximum.at(tokens, step, ordered["tokens"])
     return {**ordered, "tokens": tokens[step]}
 
@@ -221,8 +203,7 @@ def _life(o: RequestsInTime, i: int, logs: Mapping[int, Columns]) -> Iterator[tu
     if o.fleet.prompts:  # whose workers do nothing else
         yield "prompts", started - seen
         return
-    log = logs[book.served_by[i]]
-    begin = log["begin_s"]
+    log, begin = logs[book.served_by[i]], logs[book.served_by[i]]["begin_s"]
     from_, to = int(np.searchsorted(begin, seen, side="right")) - 1, int(np.searchsorted(begin, started, side="left"))
     needed, left = -(-book.input_len[i] // rules.block), started - seen
     for at in range(max(0, from_), to):

@@ -33,17 +33,14 @@ WORTH_NAMING = 0.005  # share of a step from which on a sentence names what save
 
 @dataclass(frozen=True, slots=True)
 class Counterfactual:
-    """A step as it would be if fields of its question were otherwise: ``code`` names the change, ``what`` describes it.
-
-    ``delta_s`` is negative where it helps; what is not priced yet has no seconds.
-    """
+    """A step as it would be if fields of its question were otherwise: ``code`` names the change, ``what`` describes it."""
 
     code: str
     what: str
     changes: Changes
     note: str = ""
     step_s: float = math.nan
-    delta_s: float = math.nan
+    delta_s: float = math.nan  # negative where it helps
     fits: bool = True
 
 
@@ -62,8 +59,7 @@ def verdict(b: StepBill, what_ifs: list[Counterfactual]) -> str:
     lines = [x for x in b.items if x.kind == "comm"]
     if not lines:
         return f"{head} no communication; {_compute_words(b)}."
-    share = float(b.comm_fraction)
-    top = max(lines, key=lambda x: float(x.exposed_s))
+    share, top = float(b.comm_fraction), max(lines, key=lambda x: float(x.exposed_s))
     binds = f" {_compute_words(b)};" if share < 0.5 else ""
     whole = f"{head}{binds} {share:.0%} of the step is communication"
     biggest = f"{top.item.what} {top.item.op}, {top.bound}-bound: {int(top.item.count):,} x {format_seconds(float(top.each_s))}"
@@ -124,13 +120,9 @@ def _training_verdict(b: StepBill, what_ifs: list[Counterfactual]) -> str:
         return f"{whole}: {tax}; more microbatches or chunks would shrink it."
     top, why = max(comm_of(b, axis), key=lambda x: float(x.exposed_s)), "on the critical path: nothing runs beside it"
     if b.runs_beside(top):
-        late, window = float(top.total_s) > float(top.window_s), format_seconds(float(top.window_s))
-        place = (
-            f"does not fit in its window of {window}"
-            if late
-            else f"fits in its window of {window}, but takes SMs and bandwidth from it"
-        )
-        why = f"{format_seconds(float(top.total_s))} {place}"
+        late, whole_s, window_s = top.total_s > top.window_s, float(top.total_s), float(top.window_s)
+        place, but = ("does not fit", "") if late else ("fits", ", but takes SMs and bandwidth from it")
+        why = f"{format_seconds(whole_s)} {place} in its window of {format_seconds(window_s)}{but}"
     return f"{whole}: the largest tax is that of {axis}, {share} ({top.item.what} {top.item.op} over {top.link}; {why})."
 
 
@@ -152,7 +144,6 @@ def thresholds(b: StepBill) -> LessonInequalities:
     plan, cluster = b.question.plan, b.question.cluster
     rate = float(sum(x.flops * x.item.count for x in b.items if x.kind == "compute")) / float(b.compute_s)
     dp_link, tp_link = (next((str(x.link) for x in comm_of(b, axis)), "") for axis in ("dp", "tp"))
-    local = float(b.question.micro_batch * plan.share(b.question.context))
     # Each rank sends 1/(tp pp) of the model and computes as little of it, so its size cancels, but not its sparsity.
     idle, grads = num_params(b.question.model) / num_active_params(b.question.model), DTYPE_BYTES[plan.grads_dtype]
     # Bytes on the wire over FLOPs of the window, against the lesson's 4 over 4: ZeRO 0 all-reduces gradients (twice their bytes)
@@ -160,7 +151,7 @@ def thresholds(b: StepBill) -> LessonInequalities:
     wire = {0: 2 * grads / 4, 3: (grads + 4) / 6}.get(plan.zero, grads / 4)
     dp = float(dp_token_threshold(rate, _speed(cluster, dp_link))) * wire * idle if dp_link else 0.0
     tp = float(tp_tax(rate, _speed(cluster, tp_link), b.question.model.hidden, plan.tp)) if tp_link else 0.0
-    return LessonInequalities(local, dp, tp)
+    return LessonInequalities(float(b.question.micro_batch * plan.share(b.question.context)), dp, tp)
 
 
 def _speed(cluster: Cluster, link: str) -> float:

@@ -96,7 +96,8 @@ def layer_of(b: StepBill) -> LayerTimeline:
         for x in (x for x in inside if x.kind == "compute"):
             passes[x.item.during].append(_segment(x, 1 / (layers * m)))
         for x in (x for x in inside if x.kind == "comm" and x.item.axis != "pp" and x.item.stage != "once"):
-            one = _segment(x, 1 / (layers * (m if _runs_per_microbatch(x, b) else 1.0)))
+            each = x.item.whole_axis != "dp" or (plan.pp == 1 if plan.zero == 3 else plan.zero == 2 and x.item.stage != "update")
+            one = _segment(x, 1 / (layers * (m if each else 1.0)))  # a share of each microbatch, or of the step
             for stage, share in _stages(x, b).items():
                 (beside if x.item.whole_axis in b.async_axes else passes)[stage].append(one.share_of(share))
         ahead, middle = _chain(_interleave_segments(_order_segments(passes["forward"])), beside["forward"], "forward", 0.0)
@@ -141,15 +142,9 @@ def _chain(chain: list[LayerSegment], beside: list[LayerSegment], stage: Stage, 
         covered, left = min(s.hidden_s, now - under), s.exposed_s
         if s.seconds > 0:
             hidden = ((under, under + covered),) if covered > 0 else ()
-            exposed = ((after, after + left),) if left > 0 or not hidden else ()
-            bars.append(Bar(s, stage, exposed, hidden))
+            bars.append(Bar(s, stage, ((after, after + left),) if left > 0 or not hidden else (), hidden))
         under, after = under + covered, after + left
     return bars, after
-
-
-def _runs_per_microbatch(line: Line, b: StepBill) -> bool:
-    plan, once = b.question.plan, line.item.stage == "update"
-    return line.item.whole_axis != "dp" or (int(plan.pp) == 1 if plan.zero == 3 else plan.zero == 2 and not once)
 
 
 def _stages(line: Line, b: StepBill) -> dict[str, float]:
@@ -310,13 +305,10 @@ class ExplainedStep:
 
     @cached_property
     def binding(self) -> Binding:
-        b = self.bill
-        if b.question.trains:
-            axis = b.binding
-        else:
-            axis = "compute" if float(b.comm_fraction) < SMALL else max(SIZES, key=lambda axis: float(b.exposed_on(axis)))
-        if axis == "compute":
-            return Binding(axis, "compute-bound: communication is small or hidden")
+        b, trains = self.bill, self.bill.question.trains
+        axis = b.binding if trains else max(SIZES, key=lambda axis: float(b.exposed_on(axis)))
+        if axis == "compute" or (not trains and float(b.comm_fraction) < SMALL):
+            return Binding("compute", "compute-bound: communication is small or hidden")
         lines = [x for x in b.items if x.kind in ("comm", "bubble") and x.item.whole_axis == axis]
         top = max(lines, key=lambda x: float(x.exposed_s))
         exposed, kind = format_seconds(float(top.exposed_s)), "latency" if float(top.fixed_s) > float(top.moving_s) else "bandwidth"
@@ -356,8 +348,7 @@ def _tax(step: ExplainedStep, axis: AxisName, lines: list[Line]) -> AxisTax:
 
 
 def formula(line: Line, chip: Chip) -> str:
-    """Write a line's seconds as ``64 × (4.83 µs + 2·(8−1)/8·8 KiB ÷ 66.6 GB/s) = 323 µs``: times, latency, bytes sent over the rate
-    they move at."""
+    """Write a line's seconds as ``64 × (4.83 µs + 2·(8−1)/8·8 KiB ÷ 66.6 GB/s) = 323 µs``: times, latency, bytes over rate."""
     each, count = _per_call_words(line, chip), float(line.item.count)
     times = f"{count:,.0f}" if count == int(count) else f"{count:.4g}"
     return f"{each if count == 1 else f'{times} × ({each})'} = {format_seconds(float(line.total_s))}"
@@ -423,8 +414,7 @@ def _trained_lesson(b: StepBill) -> list[LessonRow]:
         rows.append(LessonRow("TP tax, of compute", f"{textbook['tp_tax']:.1%}", ours, _tp_why(b, t.tp_tax)))
     if plan.dp > 1 and t.dp_tokens:
         whole = sum(float(x.total_s) for x in b.items if x.item.axis in ("dp", "shard", "edp", "replica"))
-        hides = "hides" if textbook["dp_hides"] else "does not hide"
-        theirs = f"{textbook['dp_threshold']:,.0f}: {t.local_tokens:,.0f} {hides}"
+        theirs = f"{textbook['dp_threshold']:,.0f}: {t.local_tokens:,.0f} {'hides' if textbook['dp_hides'] else 'does not hide'}"
         ours = f"{t.dp_tokens:,.0f}: {float(b.exposed_on('dp')) / whole:.0%} of it is exposed"
         wire = {0: "all-reduced once", 3: "sharded, gathered twice"}.get(plan.zero, "scattered, then gathered")
         why = (

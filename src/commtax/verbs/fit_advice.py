@@ -69,11 +69,8 @@ def limits_worth_changing(judged: Fit, gain: Callable[[Changes], float], room: C
     """Return the engine limits whose ``gain`` for a replica is worth a change, those with which it starts as it is first."""
     q, engine = judged.question, judged.question.engine
     tried = changes_to_try(q.limits, engine.memory.utilization_of, engine.serves.chunked)
-
-    def changed(changes: Changes) -> Fit:
-        return judge(with_limits(q, changes))
-
-    return best_changes(gain, room or (lambda on: changed(on).kv_tokens), tried, lambda on: changed(on).fits)
+    room = room or (lambda on: judge(with_limits(q, on)).kv_tokens)
+    return best_changes(gain, room, tried, lambda on: judge(with_limits(q, on)).fits)
 
 
 def with_limits(q: Settled, changes: Changes) -> Settled:
@@ -145,17 +142,13 @@ def plans_with_room(failed: Fit, enough: Callable[[Fit], bool] = attrgetter("fit
     places = [base] + [catalog.with_hosts(base, n * unit, full) for n in (1, 2, 4, 8, 16, 32, 64)]
     places = list({place.key: place for place in places if place.num_gpus >= now * dp}.values())
     split = _split_caches(q, enough)
-
-    def may(t: int, p: int) -> bool:
-        return t * p >= now and (t, p) != current and may_fit(t, p)
-
-    tried = ((place, candidate) for place in places for candidate in candidates(wanted.but(cluster=place), may=may))
-    for place, candidate in tried:
-        if enough(judge(candidate)):
-            tp, pp = int(candidate.plan.tp), int(candidate.plan.pp)
-            sizes = [OptionValue("tp", str(tp))] + [OptionValue("pp", str(pp))] * (pp != 1 or plan.pp != 1)
-            sizes += [OptionValue("cluster", place.key)] * (place.key != base.key)
-            return [*split, _advise(sizes, plural(tp * pp * dp, "GPU"))]
+    for place in places:
+        for other in candidates(wanted.but(cluster=place), may=lambda t, p: t * p >= now and (t, p) != current and may_fit(t, p)):
+            if enough(judge(other)):
+                tp, pp = int(other.plan.tp), int(other.plan.pp)
+                sizes = [OptionValue("tp", str(tp))] + [OptionValue("pp", str(pp))] * (pp != 1 or plan.pp != 1)
+                sizes += [OptionValue("cluster", place.key)] * (place.key != base.key)
+                return [*split, _advise(sizes, plural(tp * pp * dp, "GPU"))]
     return split
 
 
@@ -236,9 +229,8 @@ def lack_words(judged: Fit, kind: str = "") -> Note:
 
 
 def default_limits_notes(q: Question, tokens: Number) -> list[Note]:
-    """Return notes that servers do not start with the model's own length or the engine's own number of sequences, which are their
-    defaults, and up to which limits the figures hold; none where they start, or where not even requests of so many ``tokens``
-    fit."""
+    """Return notes that servers do not start with the default length or number of sequences, and up to which limits the figures
+    hold, or none where they start, or where not even requests of so many ``tokens`` fit."""
     if q.trains or not _is_judged(q):
         return []
     allowed = {} if q.limits.max_num_seqs else {kind: max_num_seqs_to_start(workers) for kind, workers in pools_of(q).items()}
@@ -262,8 +254,7 @@ def _length_notes(q: Question, tokens: Number) -> list[Note]:
 
 
 def max_num_seqs_to_start(workers: Question, wanted: int = 0) -> int:
-    """Return the ``max_num_seqs`` to start servers with: the largest up to the wanted one, or 0, the engine's own, where none is
-    wanted and they start with that."""
+    """Return the ``max_num_seqs`` to start servers with: the largest up to the wanted one, or 0 where the engine's own will do."""
     if not needs_blocks_for_states(workers):
         return wanted
     return _max_num_seqs_to_start(replace(workers.normal(), limits=replace(workers.limits, max_num_seqs=wanted)))

@@ -24,7 +24,6 @@ from commtax.spec import SIZES, Condition, Model, Number, Profile
 from commtax.statement import Refusal
 from commtax.verbs import kv_caches
 from commtax.verbs.billing import USABLE, StepBill
-from commtax.verbs.kv_caches import cache_tokens as cache_tokens
 from commtax.verbs.settling import AUTO_EP, Settled, replan, settle
 
 May = Callable[[int, int], bool]  # whether (tp, pp) may fit

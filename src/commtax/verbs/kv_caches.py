@@ -35,16 +35,12 @@ def different_stages(q: Question, pp: int) -> list[int]:
 
 
 def cache_tokens(q: Question) -> Number:
-    """Return the KV tokens that one replica has room for, of arrays of plans at once, and 0 where a plan is illegal.
-
-    They are ``judge(...).kv_tokens`` of each; where requests have states, those take the room of ``state_tokens`` of them.
-    """
+    """Return the KV tokens that one replica has room for, as ``judge`` does, of arrays of plans at once, 0 where one is illegal."""
     return _of_plans(replace(q.normal(), limits=replace(q.limits, max_model_len=0), codes=q.codes), _stage_tokens)
 
 
 def full_length_requests(q: Question) -> Number:
-    """Return how many requests of ``max_model_len`` tokens (by default the model's own) one replica has room for, of arrays of
-    plans. Engines start where it is at least 1."""
+    """Return how many requests of ``max_model_len`` tokens (by default the model's own) one replica has room for, of arrays too."""
     return _of_plans(replace(q.normal(), limits=q.limits, codes=q.codes), _stage_requests)
 
 
@@ -79,15 +75,13 @@ def _stage_requests(q: Question, stage: int, pp: int) -> Number:
 
 
 def in_flight_tokens(q: Question) -> int:
-    """Return the tokens that may be scheduled and not yet computed, as far as the engine's windows keep them: of one step, or of
-    all that are in flight, one for each stage and one that is decided ahead."""
+    """Return the tokens that may be scheduled and not yet computed, of one step or of all in flight, as windows keep them."""
     steps = int(q.plan.pp) + q.engine.serves.ahead if q.engine.states.windows_in_flight else 1
     return steps * q.limits.max_num_batched_tokens
 
 
 def most_seqs_to_start(q: Question) -> Number:
-    """Return the largest ``max_num_seqs`` that an engine starts with beside these limits, of arrays of plans. It is infinite where
-    the engine captures decoding steps without a block for the state of each sequence, or captures none."""
+    """Return the largest ``max_num_seqs`` that an engine starts with, of arrays too: infinite where states need no blocks."""
     return _of_plans(q, lambda *stage: _stage_blocks(*stage)[0]) if needs_blocks_for_states(q) else np.inf
 
 

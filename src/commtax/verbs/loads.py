@@ -1,8 +1,7 @@
 """The load of a question: what users write, the stream of requests that follows, and the sample that stands for a large fleet.
 
 Of round robin each replica gets every n-th request, whose gaps are sums of n of a gamma distribution. Least-loaded replicas choose
-among a few as among all. A router by prefixes keeps common text together: a sample has its share of the texts, and some replicas
-beside for requests that come before a cache has their text.
+among a few as among all. Of a router by prefixes a sample has its share of the texts, and some replicas for what comes before.
 """
 
 from collections.abc import Iterator, Mapping
@@ -53,8 +52,7 @@ def split(options: Mapping[str, object]) -> tuple[Options, OfferedRequests]:
     _check(fields, made)
     made = _cut_trace(made, fields)
     if offered.get("prefix_hit_rate") == 0:  # without a prefix cache no prompt shares anything
-        trace = made.trace and replace(made.trace, prefixes=None)
-        made = replace(made, trace=trace, unique_prompts=0, shared_prefix=0)
+        made = replace(made, trace=made.trace and replace(made.trace, prefixes=None), unique_prompts=0, shared_prefix=0)
     return fields, made
 
 
@@ -80,8 +78,7 @@ def _check(fields: Mapping[str, object], offered: OfferedRequests) -> None:
         raise Refusal.about(concurrency=rule)
     for name, value in {"duration": offered.duration_s, "max_concurrency": offered.max_in_flight}.items():
         if value != inf and not offered.request_rate and offered.trace is None:
-            rule = "belongs to a request_rate or a trace; a closed loop has concurrency and num_prompts"
-            raise Refusal.about(**{name: rule})
+            raise Refusal.about(**{name: "belongs to a request_rate or a trace; a closed loop has concurrency and num_prompts"})
     if offered.ramp_up_s and offered.request_rate:
         raise Refusal.about(ramp_up="belongs to a closed loop, whose clients start one after the other")
     if isfinite(offered.duration_s) and offered.trace is None and offered.request_rate * offered.duration_s > MOST_SERVED:
@@ -202,10 +199,7 @@ def workers_of(size: Size, apart: bool) -> dict[str, int]:
 
 
 def serving_sample(q: Question) -> Sample:
-    """Return the sample that a run of stated length allows: enough requests and clients must be left for its percentiles.
-
-    Of two kinds of workers all are simulated, so that every request has its end.
-    """
+    """Return the sample that a run of stated length allows: all pools, else enough requests and clients for its percentiles."""
     closed = not q.offered.request_rate and q.offered.trace is None
     clients = float(q.requests.concurrency) if closed else q.offered.max_in_flight
     drawn = q.requests.num_prompts, q.offered.duration_s * (q.offered.request_rate or inf)  # without an end where nobody says one

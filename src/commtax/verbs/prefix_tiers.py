@@ -36,8 +36,7 @@ def prefix_loading_s(worker: Question, tokens: Number) -> Number:
         return 0.0
     where, plan, model = tier(worker.techniques.kv_tier), worker.plan, worker.model
     nbytes = (kv_bytes_per_token(model, plan) * tokens + state_bytes_per_sequence(model, plan)) / plan.pp
-    page = worker.limits.block_size or worker.engine.memory.block_size
-    host_rate = host_Bps(worker.cluster.chip)
+    page, host_rate = worker.limits.block_size or worker.engine.memory.block_size, host_Bps(worker.cluster.chip)
     if not where.networked and not host_rate:
         rule = f"how {worker.cluster.chip.key} is linked to its host's memory is not known"
         raise Refusal(rule, "technique", subject=f"kv-offload={where.key}")
@@ -47,8 +46,7 @@ def prefix_loading_s(worker: Question, tokens: Number) -> Number:
 
 def prefix_return(worker: Question, tokens: float) -> PrefixReturn:
     """Compare loading with computing, for a prefix of so many tokens and along all lengths."""
-    looked_at = LENGTHS[: np.searchsorted(LENGTHS, worker.model.max_len, "right")]
-    lengths = np.append(looked_at, max(1.0, tokens))
+    lengths = np.append(LENGTHS[: np.searchsorted(LENGTHS, worker.model.max_len, "right")], max(1.0, tokens))
     rest = float(worker.limits.block_size or worker.engine.memory.block_size)  # what follows is computed whether or not it is found
     prompts = Workload(prefill_seqs=1.0, prefill_tokens=np.append(lengths, 0.0) + rest)
     whole: Array = np.asarray(inference_bill(terms_of(worker), prompts, 1).step_s)
@@ -86,6 +84,5 @@ def check_weighed(q: Question) -> None:
     """Refuse techniques that change no step: caches move between workers, and prefixes come back, before a step."""
     check_moving(q)
     if q.techniques.kv_tier and not q.offered.prefix_hit_rate:
-        note = prefix_note(q, float(np.max(q.context)))
-        rule = f"{note}; simulate --prefix-cache SHARE prices such requests"
+        rule = f"{prefix_note(q, float(np.max(q.context)))}; simulate --prefix-cache SHARE prices such requests"
         raise Refusal(rule, "technique", kind=UNSAID, subject=f"kv-offload={q.techniques.kv_tier}")

@@ -1,7 +1,4 @@
-"""What machines' profiles say: how two differ, what one covers of a question, and what its runs teach of latencies.
-
-How sure a run would make us depends on where it is made alone (``catalog/posterior.py``): so runs are weighed before any is made.
-"""
+"""What machines' profiles say: how two differ, what one covers of a question, and what its runs teach of latencies."""
 
 from __future__ import annotations
 
@@ -72,9 +69,7 @@ def difference(first: Profile, second: Profile) -> ProfileDifference:
     rows = ((name, words[0].get(name, ""), words[1].get(name, "")) for name in {**words[0], **words[1]})
     runs = [_by_run(profile.lessons) for profile in (first, second)]
     pairs = ((runs[0].get(key), runs[1].get(key)) for key in {**runs[0], **runs[1]})
-    latencies = (
-        LatencyDifference(run, a.measured_s if a else None, b.measured_s if b else None) for a, b in pairs if (run := b or a)
-    )
+    latencies = (LatencyDifference(r, a.measured_s if a else None, b.measured_s if b else None) for a, b in pairs if (r := b or a))
     unequal = tuple(row for row in rows if row[1] != row[2]), tuple(x for x in constants if x.before != x.after)
     return ProfileDifference(first, second, *unequal, tuple(latencies))
 
@@ -142,8 +137,7 @@ def coverage(profile: Profile, put: ProfileRequest) -> ProfileCoverage:
         measured_cluster(profile, put.cluster)
         if same_link(profile, "intra", put.cluster):
             check_paths(profile, put.cluster.intra)
-    place, engine = put.cluster, put.engine
-    elsewhere = bool(place and other_chip(profile, place.chip))
+    place, engine, elsewhere = put.cluster, put.engine, bool(put.cluster and other_chip(profile, put.cluster.chip))
     refused = elsewhere and tells_chip(profile)
     intra, inter = (place is None or same_link(profile, which, place) for which in ("intra", "inter"))
     ran = engine is None or any(x.deployment.engine == engine.key for x in profile.lessons)
@@ -207,17 +201,12 @@ def learnt_rest(q: Question, metric: str, at: LoadPoint, slopes: Slopes, apart: 
 
 def learnt_step_sigma(q: Question, shares: Slopes) -> Number:
     """Return the deviation of a decode step, as of the time per token of so many clients: what no constant explains is unsure."""
-    at = LoadPoint(q.batch * q.plan.dp, q.context, np.ones_like(q.context))
-    rest = learnt_rest(q, "tpot", at, shares)
+    rest = learnt_rest(q, "tpot", LoadPoint(q.batch * q.plan.dp, q.context, np.ones_like(q.context)), shares)
     return np.hypot(rest.sigma, rest.log)
 
 
 class Foresight:
-    """Logarithms of latencies together, as what was learnt leaves them: means over the constants as they are, and covariance.
-
-    Deviations are ``scale`` times the usual ones, and ranges wider by the tails of so many degrees of ``freedom``, each latency's
-    own.
-    """
+    """Logarithms of latencies together, as what was learnt leaves them: means over the constants as they are, and covariance."""
 
     def __init__(self, latencies: Sequence[RunLesson], learnt: Sequence[RunLesson] = (), prior: Beliefs | None = None) -> None:
         every, count = Posterior([*learnt, *latencies], prior), len(learnt)
@@ -254,10 +243,7 @@ class Foresight:
         return other
 
     def sigma_after(self, runs: Sequence[int], which: Sequence[int]) -> Array:
-        """Return deviations of some latencies once others are measured: as ``shown`` has them, with the tails of now.
-
-        Every run takes as much of the tails, so they tell no run from another.
-        """
+        """Return deviations of some latencies once others are measured: as ``shown`` has them, with the tails of now."""
         wanted = list(which)
         cross = self.covariance[np.ix_(wanted, list(runs))]
         left = np.diag(self.covariance)[wanted] - ((cross @ np.linalg.inv(self._measured(runs))) * cross).sum(axis=1)

@@ -38,11 +38,8 @@ class RequestTimes:
 
 
 def loop_of(step: AnyQuestion) -> AnyQuestion:
-    """Return the question with the closed loop whose clients keep its batch running: prompts as long as its context.
-
-    A step of prompts alone is one of requests whose first token is the last.
-    """
-    outputs = 1 if step.phase == "prefill" else step.requests.output_len
+    """Return the question with the closed loop whose clients keep its batch running: prompts as long as its context."""
+    outputs = 1 if step.phase == "prefill" else step.requests.output_len  # of prompts alone the first token is the last
     clients = int(step.batch) * replicas_of(step)
     return cast(AnyQuestion, step.but(concurrency=clients, input_len=max(1, int(step.context)), output_len=outputs))
 

@@ -238,8 +238,7 @@ class RequestsInTime(Answer):
     @cached_property
     def capacity(self) -> float:
         """Requests/s that the fleet answers when there are always enough: no fewer than in this run, which could be repeated."""
-        flooded = capacity_of(self.stream, self.fleet, self.simulated.offered.prefix_hit_rate) / self.share
-        return max(flooded, self.requests_per_s)
+        return max(capacity_of(self.stream, self.fleet, self.simulated.offered.prefix_hit_rate) / self.share, self.requests_per_s)
 
     @cached_property
     def without_prefixes(self) -> tuple[RequestsInTime, RequestsInTime] | None:
@@ -305,8 +304,7 @@ def capacity_of(stream: RequestStream, fleet: Fleet, hit_rate: float = 0.0, leas
     repeated = replace(stream.take(np.arange(count) % len(stream)), arrival_s=np.zeros(count), in_flight=crowd)
     ran = run(repeated, fleet, hit_rate, enough=answered - quarter, prompted=prompted)
     done = np.sort(ran.book.done_s)  # those who are not, or elsewhere, last
-    middle_s = float(done[answered - 1 - quarter] - done[quarter])
-    return (answered - 2 * quarter) / max(1e-12, middle_s) / float(fleet.decoded)
+    return (answered - 2 * quarter) / max(1e-12, float(done[answered - 1 - quarter] - done[quarter])) / float(fleet.decoded)
 
 
 def _limit_requests(count: int, stream: RequestStream, fleet: Fleet) -> int:
@@ -351,8 +349,7 @@ def _check_steps(stream: RequestStream, fleet: Fleet) -> None:
 
 def fleet_of(q: Question, longest: int) -> Fleet:
     """Build the engines of a plan: ranks of attention data parallelism step together where experts are shared, else apart."""
-    wanted = q.requests
-    workers = _workers(q, longest)
+    wanted, workers = q.requests, _workers(q, longest)
     if not wanted.disaggregated:
         return Fleet(workers, q.offered.router)
     ahead = prompter(q)

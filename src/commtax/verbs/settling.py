@@ -56,8 +56,7 @@ def resolve_question(
         able = profile.engine and phase in catalog.engine(profile.engine).phases
         unsaid = not named or profile.engine.startswith(f"{named}@")  # at the version that ran, where nobody says another
         named, weights = profile.engine if able and unsaid else named, weights or values.dtype(profile.dtype)
-    sizes = {axis: fields.pop(axis, 1) for axis in spec.SIZES}
-    replicas = fields.pop("replicas", 1)
+    sizes, replicas = {axis: fields.pop(axis, 1) for axis in spec.SIZES}, fields.pop("replicas", 1)
     if PHASES[phase].trains and np.any(np.asarray(replicas) > 1):
         raise Refusal.of("those are servers; a training job has data-parallel ranks (dp)", replicas=replicas)
     architecture = catalog.model(model) if isinstance(model, str) else model
@@ -80,9 +79,7 @@ def resolve_question(
         fields |= on
     q = q.but(**fields)
     _check_techniques(q, put=True)
-    if q.trains and "microbatches" in fields:
-        return q.but(batch=q.plan.microbatches * q.micro_batch, microbatches=1)
-    return q
+    return q.but(batch=q.plan.microbatches * q.micro_batch, microbatches=1) if q.trains and "microbatches" in fields else q
 
 
 def _check_techniques(q: Question, put: bool = False) -> None:
@@ -348,8 +345,7 @@ def describe_sizes(plan: spec.Plan) -> str:
     several = ((plan.replicas, "{} replicas"), (plan.dp, "DP {}"), (plan.pp, "{} stages"))
     parts = [text.format(int(n)) for n, text in several if n > 1]
     parts += [f"{axis.upper()} {int(n)}" for axis in ("cp", "tp") if (n := getattr(plan, axis)) > 1 or axis == "tp"]
-    caches = f", caches over {int(plan.dcp)}" if plan.dcp > 1 else ""
-    return f"{' x '.join(parts)}{caches}"
+    return " x ".join(parts) + (f", caches over {int(plan.dcp)}" if plan.dcp > 1 else "")
 
 
 def describe_experts(plans: Sequence[spec.Plan], over: str = "") -> str:

@@ -1,8 +1,4 @@
-"""Plans around one step: where a slider of the page may go, and heat maps of TP against links and against batches.
-
-A move is the first legal plan with a value: the rest as it is, then with what may follow, in a fixed order. Training keeps a full
-cluster full, and its global batch.
-"""
+"""Plans around one step: where a slider of the page may go, and heat maps of TP against links and against batches."""
 
 import itertools
 import math
@@ -25,15 +21,8 @@ from commtax.verbs.fitting import fits
 from commtax.verbs.settling import Settled
 
 SERVERS = "replicas"  # servers side by side, each with all other sizes
-GIVES_WAY = {
-    "tp": (SERVERS, "dp", "pp"),
-    "pp": (SERVERS, "dp", "tp"),
-    "cp": ("dp", "tp"),
-    "dp": (SERVERS, "pp", "tp"),
-    "ep": (SERVERS,),
-    SERVERS: ("dp", "pp", "tp"),
-}
-"""Whose size shrinks where an axis grows past the cluster, first to last."""
+SHRINKING = (SERVERS, "dp", "pp", "tp")  # sizes that shrink where another axis grows past the cluster, first to last
+SPARED = {"cp": (SERVERS, "pp"), "ep": ("dp", "pp", "tp")}  # those of them that do not for some
 PARTS = (*SIZES, SERVERS)  # sizes that a plan's GPUs are the product of, and that of its experts' group
 NAMES = {axis: axis.upper() for axis in SIZES} | {SERVERS: SERVERS, "microbatches": "microbatches", "zero": "ZeRO"}
 SMALL, MOST_VALUES, MOST_PARTS = 64, 48, 6
@@ -54,8 +43,7 @@ class Move:
 
 def moves(q: Question) -> dict[str, list[Move]]:
     """Return the legal values of each axis in order."""
-    now = _current_sizes(q)
-    axes = SIZES if q.trains else PARTS
+    now, axes = _current_sizes(q), SIZES if q.trains else PARTS
     return {axis: _moves_along(axis, q, now) for axis in axes} | {"local": _local_token_moves(q) if q.trains else []}
 
 
@@ -143,7 +131,7 @@ def _shapes(axis: str, base: Sizes, q: Question, now: Sizes) -> Iterator[Sizes]:
         yield {**base, "dp": max(1, base["ep"] // base["tp"])}
         yield {**base, "tp": max(1, base["ep"] // base["dp"])}
     shrunk = dict(base)
-    for name in GIVES_WAY[axis]:
+    for name in (name for name in SHRINKING if name != axis and name not in SPARED.get(axis, ())):
         shrunk[name] = max(1, min(shrunk[name], _room(name, shrunk, total)))
         if _gpus(shrunk) == total or not full:
             yield dict(shrunk)
@@ -261,14 +249,13 @@ def grid(here: StepBill, kind: str) -> HeatGrid:
             cell = replace(cell, pays=cell.rate > before[index] if index in before else None)
             before[index] = cell.rate or 0.0
         cells.append(cell)
-    sequences = "sequences per microbatch" if q.trains else "sequences per replica"
     line = "past the line a row gives fewer tokens/s than the row above it: that much more TP does not pay"
     same = "the same GPUs and global batch in every row (dp gives way to tp)" if q.trains else "dp as it is"
     return HeatGrid(
         rows=[f"TP {degree}" for degree in degrees],
         columns=[c.title for c in columns],
         row_title="tensor-parallel size",
-        column_title="link of the group" if links else sequences,
+        column_title="link of the group" if links else f"sequences per {'microbatch' if q.trains else 'replica'}",
         rate_unit="tokens/s",
         cells=cells,
         here=(degrees.index(int(q.plan.tp)), 0 if links else batches.index(_batch(q))),
@@ -319,8 +306,7 @@ def _sizes(q: Question, tp: int, batch: int) -> Sizes:
 def _links(q: Question) -> list[Column]:
     cluster, batch = q.cluster, _batch(q)
     current = cluster.intra.key if cluster.is_one_domain or cluster.gpus_per_host > 1 else cluster.inter.key
-    title = current if cluster.is_one_domain else f"{cluster.intra.key}, {cluster.inter.key}"
-    columns = [Column(title, batch, cluster, {})]
+    columns = [Column(current if cluster.is_one_domain else f"{cluster.intra.key}, {cluster.inter.key}", batch, cluster, {})]
     for link in (link for link in map(catalog.link, LINKS) if link.key != current):
         if link.scope == "intra":
             if cluster.gpus_per_host > 1 and link.key != cluster.intra.key:

@@ -58,8 +58,7 @@ def context(load: ClosedLoopLoad) -> Number:
 
 
 def padding_notes(q: Question, running: Number, rows: Number) -> Iterator[Note]:
-    """Yield a note where padding is much of a decode step (of several loads the first): a few clients more may get fewer
-    tokens/s."""
+    """Yield a note where padding is much of a decode step, of several loads at the first: a few clients more may get less."""
     if any(np.ndim(getattr(q.plan, axis)) for axis in SIZES):
         return
     each = np.ceil(np.maximum(1.0, np.atleast_1d(running)) / q.plan.pp) * (1 + q.speculative)

@@ -110,10 +110,9 @@ def _least_changes(q: Settled) -> list[tuple[list[OptionValue], Settled]]:
 
 
 def _if_legal(q: Settled, changes: Changes) -> Settled | None:
-    try:
+    with suppress(ValueError):  # this engine or these sizes cannot have it
         return changed(q, *changes.items())
-    except ValueError:
-        return None  # this engine or these sizes cannot have it
+    return None
 
 
 def _with_more_gpus(question: Settled) -> list[tuple[list[OptionValue], Settled]]:

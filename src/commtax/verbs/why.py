@@ -1,8 +1,4 @@
-"""Explanations of a line of a bill: ``commtax.why(bill, "experts")``.
-
-Its bytes and FLOPs, its floor, what prices it with which constants, each effect on it and its mechanism, and parts that add up
-to its seconds. All of it comes from the functions that priced the line.
-"""
+"""Explanations of a line of a bill, all from the functions that priced it: ``commtax.why(bill, "experts")``."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, fields, is_dataclass
@@ -29,7 +25,6 @@ from commtax.statement import Refusal, Source
 from commtax.verbs.billing import StepBill, by_cost, labels
 from commtax.verbs.settling import terms_of
 
-NO_SOURCE = Source("")
 Sizes = Mapping[str, float | str]
 
 
@@ -118,7 +113,7 @@ class Explanation:
     priced_by: PricedBy | None = None
     way: CollectiveWay | None = None
     effects: tuple[Effect, ...] = ()
-    source: Source = NO_SOURCE
+    source: Source = Source("")
     doubts: tuple[str, ...] = ()
 
 
@@ -154,9 +149,8 @@ CONSTANTS = (
 ACROSS = ("efficiency", "norm", "hops", "pipelining", "eager_s")  # constants of a path, and of the network between hosts
 SIZED = {"gemm": ("m", "n", "k"), "attention": ("batch", "heads", "kv_heads", "head_dim", "length", "past")}
 """Sizes of a kernel that its own record holds, of products and of attention."""
-UNFITTED = {**{f.name: f.default for f in fields(KernelHabits)}, **{f.name: f.default for f in fields(TrainingHabits)}}
+UNFITTED = {f.name: f.default for habits in (KernelHabits, TrainingHabits) for f in fields(habits)}
 """What an engine's numbers are where nothing was fitted."""
-
 WHEN: Mapping[str, Callable[[Question], bool]] = {
     "": lambda _: True,
     "eager": lambda q: q.what_if.eager,

@@ -1,7 +1,6 @@
-"""The worth of techniques: every one that the engine has, priced on one question as ``--technique`` would price it.
+"""The worth of techniques: every one that the engine has, by what whole requests gain (of a step: those that fill it).
 
-A gain is what whole requests gain, tokens/s of a closed loop (of a step: that whose clients keep its batch running). Its range is
-made of the lines in which both steps differ, since common errors cancel, and of how far published gains were off.
+A gain's range is made of the lines in which both steps differ, since common errors cancel, and of how far published gains were off.
 """
 
 from __future__ import annotations
@@ -60,8 +59,6 @@ from commtax.verbs.settling import Settled, resolve_question, settle, terms_of
 from commtax.words import flags
 
 Swept = Mapping[str, tuple[Array, Array]]  # by axis, what is looked at along it and the tokens/s per GPU there
-
-
 Changed = Mapping[str, object]
 Usual = tuple["TechniqueWorth", Changed, bool]
 """A technique that is on anyway, what it changes, and whether the engine can be priced without it: its other times and tables of
@@ -133,10 +130,7 @@ class FullServer:
 
 
 def questioned(q: Question) -> Iterator[tuple[str, str, Changed]]:
-    """Yield the settings of a question that differ from the engine's own and may cost, without what techniques set.
-
-    Each is an option, a flag as the engine's command has it, and the changes that leave it to the engine.
-    """
+    """Yield settings that differ from the engine's own and may cost, but for techniques: option, flag, and what leaves it out."""
     set_by_techniques = {name for _, text in techniques_on(q) for name in changes_of(text)}
     for option in (options()[name] for name in table("verbs/costly_settings.toml")["options"]):
         value = None if option.key in set_by_techniques else field_value(q, option.key)
@@ -157,8 +151,8 @@ def weigh_settings(q: Settled, figures: Callable[[Settled], Mapping[str, float]]
         with suppress(ValueError):  # it cannot be left out here
             other = q.but(**changes)
             without = figures(other)
-            gains = {name: without[name] for name in FIGURES}
             if without["fits"]:
+                gains = {name: without[name] for name in FIGURES}
                 weighed.append(SettingWorth(option, flag, fits=True, cost=why_start_is_lost(q, other), **gains))
     return tuple(sorted(weighed, key=lambda x: -x.gain))
 
@@ -172,15 +166,13 @@ def why_start_is_lost(now: Question, without: Question) -> str:
 def worthwhile_limits(q: Settled, figures: Callable[[Settled], Mapping[str, float]]) -> SettingWorth | None:
     """Return engine limits that requests gain by where caches are small, or None where none is worth it."""
     judged = holds(judged_by_memory(q.plain()))
-    if not caches_are_small(judged.kv_bytes / q.cluster.chip.visible_bytes):
-        return None
-    changes = fit_advice.limits_worth_changing(judged, lambda on: float(figures(q.but(**on))["gain"]))
+    small = caches_are_small(judged.kv_bytes / q.cluster.chip.visible_bytes)
+    changes = small and fit_advice.limits_worth_changing(judged, lambda on: float(figures(q.but(**on))["gain"]))
     if not changes:
         return None
     roomier, served = judge(fit_advice.with_limits(judged.question, changes)), figures(q.but(**changes))
-    gains = {name: served[name] for name in FIGURES}
     flag, cost = flags(fit_advice.changed_limits(roomier, judged)), fit_advice.limit_costs(roomier, judged)
-    return SettingWorth(",".join(changes), flag, fits=True, cost=cost, **gains)
+    return SettingWorth(",".join(changes), flag, fits=True, cost=cost, **{name: served[name] for name in FIGURES})
 
 
 def _flag(q: Question, name: str, value: object) -> str:
@@ -317,17 +309,15 @@ def worth_of(put: Question, requests: bool = False) -> Worth:
         raise Refusal.of("requests have prompts and decode; leave it out, or the requests", phase=put.phase)
     if put.trains:
         raise Refusal.about(phase="techniques of serving are weighed; bill --phase train lists what-ifs of training")
-    requested = check_lengths(put.but(input_len=int(put.context)) if requests else loop_of(put))
     shown = {} if requests else _step_sizes(put)
-    plain, usual = split_usual(requested)
+    plain, usual = split_usual(check_lengths(put.but(input_len=int(put.context)) if requests else loop_of(put)))
     weigh = Scale(settle(plain), True, shown=shown)
     rows = tuple(sorted([weigh.row(one) for one in counting.counted(techniques().values())], key=_rank))
     on = (*_weigh_usual(weigh, usual), *_weigh_set(weigh))
     q, room = weigh.question.but(**shown), weigh.fit.kv_tokens
     assert weigh.requests
     notes = () if q.offered.request_rate else (note for note in price_closed_loop(weigh.question).notes if note.code in LEFT_OUT)
-    times = replace(weigh.requests, notes=tuple(notes))
-    starts = weigh.holds(weigh.fit)
+    times, starts = replace(weigh.requests, notes=tuple(notes)), weigh.holds(weigh.fit)
     fits = starts and (not shown or weigh.fit.holds(int(q.batch), int(q.context) + 1))
     settings = weigh_settings(weigh.question, weigh.figures)
     when_full, limits = _settings_when_full(weigh) if settings else None, worthwhile_limits(weigh.question, weigh.figures)
@@ -477,11 +467,10 @@ class Scale:
 
     def gain(self, text: str) -> float:
         """Return tokens/s per GPU with several techniques over those without, or 0 where they do not go together."""
-        try:
+        with suppress(ValueError):
             need_accepted(q := self._with(text))
             return _rate_per_gpu(price(q)) / _rate_per_gpu(self.bill)
-        except ValueError:
-            return 0.0
+        return 0.0
 
     def _with(self, text: str) -> Settled:
         changes = changes_of(text)

@@ -1,10 +1,8 @@
 """The scheduler of one lane, its queue and the blocks of its cache, those of prompts that stay cached among them.
 
-Requests of a lane pass the model together, some decoding one token per step, some computing prompts. Where steps yield several
-tokens, accepted drafts among them, a step here is one token's part of it.
-
-Decoding requests advance in step, so nothing is kept for each: a heap says at which step each ends, and the cache grows by
-as many blocks as requests stand at the end of one (``phases``: requests by tokens minus steps, modulo a block).
+Where steps yield several tokens, accepted drafts among them, a step here is one token's part of it. Decoding requests advance in
+step, so nothing is kept for each: a heap says at which step each ends, and the cache grows by as many blocks as requests stand at
+the end of one (``phases``: requests by tokens minus steps, modulo a block).
 """
 
 from collections import OrderedDict, deque
@@ -74,10 +72,7 @@ class Prefixes:
 
 
 class BlockPool:
-    """The blocks of a cache, counted exactly: a request has those of its tokens so far, or of all that it will have (``reserved``).
-
-    Its states take a fixed number of blocks more.
-    """
+    """The blocks of a cache, counted exactly: of each request's tokens, so far or to its end (``reserved``), and of its states."""
 
     __slots__ = ("book", "free_blocks", "prefixes", "rules", "running", "waiting")
 
@@ -164,10 +159,7 @@ class Lane:
         self.joined: list[tuple[float, int]] = []  # … but these, who joined at other times and have not decoded since
 
     def schedule(self, begin: float) -> list[Chunk]:
-        """Schedule a step: allocate blocks for requests that decode, continue prompts that were begun, then admit waiting requests.
-
-        A step that preempts requests admits none.
-        """
+        """Schedule a step: allocate blocks for who decodes, continue prompts that were begun, then, if none is preempted, admit."""
         pool, rules = self.pool, self.pool.rules
         preempted = not rules.prefill_first and self.allocate_next(begin)
         if not self.prompts and not pool.waiting:
@@ -184,8 +176,8 @@ class Lane:
 
     def _admit_waiting(self, chosen: list[Chunk], budget: int, begin: float) -> list[Chunk]:
         """Admit waiting requests in turn, as long as token budget, free blocks and sequence limit allow the first of them."""
-        pool, rules = self.pool, self.pool.rules
-        waiting, target = pool.waiting, pool.book.target
+        pool, rules, book = self.pool, self.pool.rules, self.pool.book
+        waiting, target = pool.waiting, book.target
         while waiting and budget > 0 and pool.running < rules.seqs and len(chosen) < rules.prompts:
             i = waiting[0]
             done, needed = pool.cached_and_needed(i, self.taken)
@@ -194,23 +186,16 @@ class Lane:
             if waits or not pool.admit(i, needed):
                 break
             waiting.popleft()
-            self._start(i, done, begin)
-            if new:
-                if new > budget and rules.chunked:
-                    new = budget
-                chosen.append((i, new, done))
-                budget -= new
+            if not new:  # its prompt was computed elsewhere, with its first token
+                book.first_s[i] = begin
+                self._decode(i, begin)
+                continue
+            if book.started_s[i] != book.started_s[i]:  # not a number yet
+                book.started_s[i], book.cached[i] = begin, done
+            self.prompts.append((i, done))
+            chosen.append((i, min(new, budget) if rules.chunked else new, done))
+            budget -= chosen[-1][1]
         return chosen
-
-    def _start(self, i: int, done: int, begin: float) -> None:
-        book = self.pool.book
-        if done == book.target[i]:  # its prompt was computed elsewhere, with its first token
-            book.first_s[i] = begin
-            self._decode(i, begin)
-            return
-        if book.started_s[i] != book.started_s[i]:  # not a number yet
-            book.started_s[i], book.cached[i] = begin, done
-        self.prompts.append((i, done))
 
     def _decode(self, i: int, now: float) -> None:
         book = self.pool.book
@@ -226,10 +211,7 @@ class Lane:
         heappush(self.ends, (self.step + book.left[i], i))
 
     def allocate_next(self, begin: float) -> bool:
-        """Allocate blocks for the next token of all requests that decode, preempting the youngest where none are free.
-
-        Return whether any request was preempted.
-        """
+        """Allocate blocks for the next token of all that decode, and return whether the youngest were preempted for these."""
         preempted = False
         while self.pool.free_blocks < 2 * self.seqs and not self.steps_with_blocks(1):
             preempted = True
@@ -303,8 +285,7 @@ class Lane:
         return first, more, steps if holds >= steps else max(1, ceil(holds))
 
     def pace(self) -> tuple[float, float, int]:
-        """Return, of steps of decodes alone, seconds of the first, by how much each is longer than the one before, and for how many
-        steps that and the batch stay as they are."""
+        """Return, of steps of decodes alone, seconds of the first, how much longer each next one is, and for how many steps."""
         first, more, holds = self.surface.decoding(self.seqs, self.cached)
         steps = self.ends[0][0] - self.step
         return first, more, steps if holds >= steps else max(1, ceil(holds))

@@ -1,7 +1,6 @@
 """One engine in time: steps one after the other, each as long as its lanes' batches are priced.
 
-A plain engine has one lane. Attention data parallelism has one a rank, each with its own queue and cache, and all wait for
-the longest. A pipeline has one a stage, which share queue and cache.
+A plain engine has one lane, attention data parallelism one a rank with queues and caches of their own, a pipeline one a stage.
 """
 
 from bisect import bisect_right
@@ -259,22 +258,18 @@ class Replica:
         self._tokens(0, lane, (begin, end), steps, first, more, 0)
 
     def _undisturbed(self, begin: float, until: float, first: float, more: float) -> int:
-        """Return the steps before ``until``, or before a request comes that is admitted at once or chooses a rank. A request behind
-        others in the only queue changes nothing."""
+        """Return the steps before ``until``, or before a request comes that chooses a rank or stands first in the only queue."""
         steps = 2**31 if until == inf else max(1, steps_in(until - begin, first, more))
         if self.undecided:  # no request is admitted before they have passed
             return min(steps, self.undecided)
         if self.rules.patience:
             steps = min(steps, self._patience() or steps)
         if self.next < len(self.times) and (len(self.pools) > 1 or not self.pools[0].waiting):
-            apart = max(0.0, self.times[self.next] - begin)
-            steps = min(steps, max(1, self._whole_steps(steps_in(apart, first, more))))
+            tokens, each = steps_in(max(0.0, self.times[self.next] - begin), first, more), self.lanes[0].surface.per_step
+            # those of whole steps, and of one step more where that was decided before
+            whole = tokens + self.rules.ahead if each == 1 else ceil((ceil(tokens / each) + self.rules.ahead) * each)
+            steps = min(steps, max(1, whole))
         return steps
-
-    def _whole_steps(self, tokens: int) -> int:
-        """Round tokens up to those of whole steps, and of one step more where that was decided before."""
-        each = self.lanes[0].surface.per_step
-        return tokens + self.rules.ahead if each == 1 else ceil((ceil(tokens / each) + self.rules.ahead) * each)
 
     def _pass(self, last: float, end: float) -> None:
         """Advance time to ``end``. The last step began at ``last``, when a scheduler that works ahead decided the next one."""

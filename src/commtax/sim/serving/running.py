@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from fractions import Fraction
 from heapq import heapify, heappop, heappush
+from itertools import cycle
 from math import inf, nan, nextafter
 from typing import Self
 
@@ -16,7 +17,6 @@ from commtax.spec.stream import RequestStream
 
 ROUND_TRIP_S = 1e-6  # from an answer to the client's next request: an engine has begun its next step by then
 LOOK, LOOK_S = 256, 1.0  # requests and seconds between looks whether enough are answered
-Route = Callable[[int, float], Replica]
 Send = Callable[[int, float], None]
 
 
@@ -101,26 +101,11 @@ def _count_answered(book: Book, now: float) -> int:
     return sum([done <= now for done in book.done_s])
 
 
-def router(kind: str, engines: Sequence[Replica]) -> Route:
+def router(kind: str, engines: Sequence[Replica]) -> Callable[[int, float], Replica]:
     """Return the router: each engine in turn, the one with fewest requests, or the one that caches most of a prompt."""
-    turn = -1
     if len(engines) == 1:
         return lambda _, __: engines[0]
-
-    def in_turn(_: int, __: float) -> Replica:
-        nonlocal turn
-        turn = (turn + 1) % len(engines)
-        return engines[turn]
-
-    def least_of(able: Sequence[Replica], now: float) -> Replica:
-        chosen, fewest = able[0], able[0].load(now)
-        for engine in able[1:]:
-            load = engine.load(now)
-            if load < fewest:
-                chosen, fewest = engine, load
-        return chosen
-
-    prefixes = engines[0].book.prefixes
+    turns, prefixes = cycle(engines), engines[0].book.prefixes
     homes: dict[tuple[int, ...], list[Replica]] = {}  # of each first piece of text: engines that were sent prompts that begin so
 
     def prefix_aware(i: int, now: float) -> Replica:
@@ -130,12 +115,17 @@ def router(kind: str, engines: Sequence[Replica]) -> Route:
             return able[0]
         blocks = [engine.cached_blocks(i) for engine in able]
         most = max(blocks, default=0)
-        chosen = least_of([engine for engine, cached in zip(able, blocks, strict=True) if cached == most] if most else engines, now)
+        among = [engine for engine, cached in zip(able, blocks, strict=True) if cached == most] if most else engines
+        chosen = min(among, key=lambda engine: engine.load(now))
         if first and chosen not in able:
             insort(able, chosen, key=lambda engine: engine.number)
         return chosen
 
-    return {"round-robin": in_turn, "least-loaded": lambda _, now: least_of(engines, now), "prefix": prefix_aware}[kind]
+    if kind == "prefix":
+        return prefix_aware
+    if kind == "round-robin":
+        return lambda _, __: next(turns)
+    return lambda _, now: min(engines, key=lambda engine: engine.load(now))
 
 
 Pace = tuple[float, float]  # seconds at least, and for each token
@@ -180,7 +170,7 @@ class Fleet:
     workers: Workers
     router: str = "round-robin"
     prompts: Workers | None = None
-    moves: Moves = field(default_factory=lambda: Moves())
+    moves: Moves = Moves()
     decoded: Fraction = Fraction(1)  # share of the prompts whose caches come to these workers; others decode the rest
 
     def scaled(self, factor: float) -> Self:
@@ -248,8 +238,7 @@ def _send(ran: ServingRun, fleet: Fleet, stream: RequestStream, enough: float) -
 
 
 def _run_disaggregated(book: Book, fleet: Fleet, before: list[Replica], engines: list[Replica], cap: float, enough: float) -> None:
-    """Run prompts on separate workers, whose caches cross their links to those of the workers that decode them.
-    Where clients never wait for answers, all prompts are computed first, and decoding follows."""
+    """Run prompts on workers of their own: all of them first where clients never wait for answers, and decoding follows."""
     waits, part, whole = cap < inf, fleet.decoded.numerator, fleet.decoded.denominator
     clients = Clients(book, cap, range(len(book.arrival_s)))
     wire = _Wire(book, fleet.moves, clients.pending if waits else [], len(before), engines)
@@ -263,10 +252,7 @@ def _run_disaggregated(book: Book, fleet: Fleet, before: list[Replica], engines:
             wire.leaves(i, book.served_by[i] - len(engines), now, (i + 1) * part // whole > i * part // whole)
 
     def send(i: int, now: float) -> None:
-        if book.prefilled_elsewhere[i]:
-            wire.comes(i, now)
-        else:
-            enter(i, now).submit(i, now)
+        (wire.comes if book.prefilled_elsewhere[i] else enter(i, now).submit)(i, now)
 
     for engine in before:
         engine.on_done = prompted
@@ -314,8 +300,7 @@ class _Wire:
             self.engines[number].submit(i, now)
             return
         loads = [engine.load(now) + more for engine, more in zip(self.engines, self.coming, strict=True)]
-        number = loads.index(min(loads))
-        busy = _seconds(self.moves.in_s, self.book.input_len[i])
+        number, busy = loads.index(min(loads)), _seconds(self.moves.in_s, self.book.input_len[i])
         self.taken[number] = there = max(self.taken[number], now - busy) + busy  # it came in while it was sent
         if there <= now:
             self.engines[number].submit(i, now)
