@@ -41,7 +41,6 @@ def pipeline_command(as_json: bool, **flags: object) -> None:
 
 
 def _budget(kind: Schedule, options: CommandOptions, output: Output) -> NoReturn:
-    """Find the fewest microbatches whose bubble is within the budget, by the schedule's closed form."""
     if options.microbatches is not None:
         raise Refusal("budget: give it or -m, not both")
     refuse(options, ("transfer", "straggler", "svg", "chrome_trace"), "a budget is answered by algebra, for equal stages")

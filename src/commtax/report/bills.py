@@ -102,7 +102,6 @@ def weakest(b: StepBill) -> str:
 
 
 def _show_served(console: Console, step: ExplainedStep) -> tables.Remarks:
-    """Show a served step's picture and lines, and return what is left to remark."""
     b, rows = step.bill, list[list[str | Text]]()
     console.print()
     for drawn in _drawn_layer(b, console.width):
@@ -237,8 +236,7 @@ def _show_causes(console: Console, b: StepBill, measured_mfu: float) -> None:
         text = f"measured MFU {measured_mfu:.1%} {near} the predicted {predicted:.1%} (80% range {low:.1%} to {high:.1%})"
         tables.say(console, text, "green" if measured_mfu <= high else "")
         return
-    slower = predicted / measured_mfu
-    step = f"a step of {format_seconds(float(b.step_s) * predicted / measured_mfu)}, {slower - 1:+.0%}"
+    step = f"a step of {format_seconds(float(b.step_s) * predicted / measured_mfu)}, {predicted / measured_mfu - 1:+.0%}"
     gap = f"measured MFU {measured_mfu:.1%} against {predicted:.1%} predicted"
     rows = [(c.what, format_seconds(c.step_s), f"{c.explains:.0%}", c.detail) for c in likely]
     tables.show_table(console, ("cause", ">step", ">of the gap", ""), rows, title=f"{gap}: {step}. What would explain it:")
@@ -336,8 +334,7 @@ def show_why(console: Console, w: Why) -> None:
 def _heading(w: Why) -> str:
     hidden = f", of which {format_seconds(w.hidden_s)} is hidden" if w.hidden_s else ""
     times = f"{w.times:,.6g} x {format_seconds(w.each_s)} = {format_seconds(w.total_s)}"
-    how = "" if w.kind == "comm" else f" ({w.how})"
-    bound = f", {w.bound}-bound" if w.bound else ""
+    how, bound = "" if w.kind == "comm" else f" ({w.how})", f", {w.bound}-bound" if w.bound else ""
     return f"{w.line}{how}: {times}{hidden}, {w.share:.1%} of the step{bound}"
 
 
@@ -361,10 +358,10 @@ def _reason_lines(w: Why) -> Iterator[str]:
 
 
 def _derived_lines(w: Why) -> Iterator[str]:
-    """Yield what the price is computed from, and by which formula."""
     e = w.explanation
     if e.shape:
-        yield "sizes: " + ", ".join(f"{name} {_size(value)}" for name, value in e.shape.items())
+        sizes = ((name, x if isinstance(x, str) else f"{x:,.0f}" if x >= 100 else f"{x:.4g}") for name, x in e.shape.items())
+        yield f"sizes: {', '.join(map(' '.join, sizes))}"
     if e.way:
         window = f"{format_seconds(e.way.window_s)} ({e.way.window})" if e.way.window_s else "none"
         yield f"on the wire: each rank sends at least {format_bytes(e.way.sent_bytes)} each time; window: {window}"
@@ -377,10 +374,6 @@ def _derived_lines(w: Why) -> Iterator[str]:
         yield ", ".join(f"{name} {value:.4g}" for name, value in p.constants.items())
     elif e.source:
         yield f"source: {e.source}"
-
-
-def _size(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:,.0f}" if value >= 100 else f"{value:.4g}"
 
 
 def _moved_words(e: Explanation, times: float) -> str:

@@ -143,8 +143,7 @@ def show_entry(console: Console, entry: CatalogueEntry) -> None:
         if name not in ("key", "name", "note") and value not in ("", (), 0, float("inf")) and value is not False
     )
     shown = [(name, value, entry.sources.get(name)) for fact in telling_facts for name, value in _flat(*fact)]
-    cited = list(dict.fromkeys(source for _, _, source in shown if source))
-    whole = telling(console).details
+    cited, whole = list(dict.fromkeys(source for _, _, source in shown if source)), telling(console).details
     rows = [(name, _fact(name, value, whole), f"[{cited.index(source) + 1}]" if source else "") for name, value, source in shown]
     show_table(console, ("fact", "value", "source"), rows)
     for number, source in enumerate(cited, start=1):
@@ -157,7 +156,6 @@ def show_entry(console: Console, entry: CatalogueEntry) -> None:
 
 
 def _parts_beside_catalogue(entry: CatalogueEntry) -> dict[str, Chip | Link]:
-    """Return the parts of a cluster that its file describes and no catalogue has."""
     entry_facts = _facts_of(entry) if isinstance(entry, Cluster) else ()
     parts = {name: value for name, value in entry_facts if isinstance(value, (Chip, Link))}
     return {name: part for name, part in parts.items() if part.key not in keys("chips" if isinstance(part, Chip) else "links")}

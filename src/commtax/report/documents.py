@@ -18,8 +18,6 @@ Value = int | float | str | None
 Record = dict[str, object]  # what is written as a JSON object, a document or a row of one: nobody reads its values back
 LEFT_OUT = object()  # a value that its document does not have this time
 Way = Callable[[object], object]
-
-
 # How a value is told
 WAYS: dict[str, Way] = {
     "": lambda value: value,

@@ -103,7 +103,6 @@ class FigureTable:
         return {self.heading(key): list(map(self.figure(key.removesuffix(RANGE)).write, x)) for key, x in columns.items()}
 
     def show(self, console: Console, rows: Sequence[Mapping[str, object]]) -> None:
-        """Show the rows as a table."""
         cells = ([self.figure(key.removesuffix(RANGE)).write(self._value(key, row)) for key in self.columns] for row in rows)
         show_table(console, list(map(self.heading, self.columns)), cells, self.spare_headings())  # headings may be alike
 

@@ -61,7 +61,6 @@ def show_fleets(console: Console, a: FleetPlans) -> None:
 
 
 def fleet_sentence(a: FleetPlans) -> str:
-    """Return which fleet to run."""
     ahead, chosen = a.plans[: a.recommended], a.plans[a.recommended]
     codes = [code for trial in ahead for code in _unchecked(trial)]
     role = role_words(all(map(_unchecked, ahead)) and not (codes and _unchecked(chosen)), codes)
@@ -131,7 +130,6 @@ def _unchecked(trial: Trial) -> list[str]:
 
 
 def _against_words(trial: Trial, code: str = "") -> Note | str:
-    """Return what stands against a fleet by its code, or "" without one."""
     bearable = {LATE: bearable_ttft_s, SLOW: bearable_token_s}.get(code, bearable_ttft_s)(trial.layout.question)
     return against_note(code, bearable) if code else ""
 
@@ -146,8 +144,7 @@ def _dollars(a: FleetPlans) -> Iterator[str]:
     best, m = a.plans[a.recommended], a.plans[a.recommended].money
     if not m.usd_per_million_tokens:
         return
-    tokens = COUNTS[best.layout.question.goal.cost_of]
-    at_rate = f"${million(m.usd_per_million_tokens)} per million {tokens} at this rate"
+    at_rate = f"${million(m.usd_per_million_tokens)} per million {COUNTS[best.layout.question.goal.cost_of]} at this rate"
     limited = "the highest rate within the limits" if best.layout.question.goal.slo else "its capacity"
     full = f", ${million(m.full_usd_per_million_tokens)} at {format_figure(best.full_rate)} requests/s, {limited}"
     cost = f"{plural(m.gpus, 'GPU')} cost{'s' * (m.gpus == 1)} {fleet_cost_words(m)}"
@@ -180,13 +177,11 @@ def _show_ranking(console: Console, a: FleetPlans, rows: tuple[Trial, ...]) -> N
         columns[f">{limit_name(name)}"] = [format_seconds(t.figures[name]) if t.figures else "–" for t in rows]
         columns[f">{limit_name(name)} range"] = [_range(t, name).strip(" ()") for t in rows]
     columns |= shown.cells([_trial_record(t) for t in rows], [] if slo else ["limits_kept_with"])
-    ranges = [f"{limit_name(name)} range" for name in reversed(limits)]
-    spare = shown.spare_headings()
+    ranges, spare = [f"{limit_name(name)} range" for name in reversed(limits)], shown.spare_headings()
     show_ranked(console, columns, [t.gpus for t in rows], [*spare[:2], *ranges, *spare[2:]])
 
 
 def _notes(a: FleetPlans) -> Remarks:
-    """Return what prices and figures are of, and what is a matter of definition."""
     q = a.question
     each = f"{COUNTED:,} requests ({EACH} per replica where that is more) after a warm-up"
     if not isinf(q.requests.num_prompts):

@@ -62,8 +62,7 @@ def _grid(console: Console, t: Timeline) -> None:
         unit /= 4  # starts between the units: finer columns, so that nothing is drawn over
     columns = max(1, round(t.span_s / unit))
     room, names = console.width - NAMES - 1, t.lanes[:MOST_ROWS]
-    bands = min(-(-columns // room), max(1, MOST_ROWS // len(names)))
-    shown = min(columns, bands * room)
+    shown = min(columns, max(1, MOST_ROWS // len(names)) * room)
     rows = [_cells(t, rank, unit, shown) for rank in range(len(names))]
     for start in range(0, shown, room):
         if start:
@@ -88,8 +87,7 @@ def _cells(t: Timeline, rank: int, unit: float, shown: int) -> list[tuple[str, s
     cells: list[tuple[str, str]] = [("·", "dim")] * shown
     for i in np.flatnonzero(t.lane == rank).tolist():
         first, last = round(float(t.start_s[i]) / unit), round(float(t.end_s[i]) / unit)
-        kind = t.kinds[int(t.kind[i])]
-        digit = int(numbers[i]) % 10
+        kind, digit = t.kinds[int(t.kind[i])], int(numbers[i]) % 10
         sign = {"F": str(digit), "W": "w", "F&B": "ABCDEFGHIJ"[digit]}.get(kind, "abcdefghij"[digit])
         for column in range(first, min(max(last, first + 1), shown)):
             cells[column] = (sign, KINDS[kind][2])
@@ -120,8 +118,7 @@ def to_svg(t: Timeline, ground: str = "white") -> str:
     if len(t.lane) > MAX_SVG_BOXES:
         raise Refusal(f"svg: {len(t.lane):,} boxes are more than the {MAX_SVG_BOXES:,} that are drawn; use --chrome-trace")
     wide, high, left = 1200.0, 26, 70
-    scale = wide / t.span_s
-    height = len(t.lanes) * high + 40
+    scale, height = wide / t.span_s, len(t.lanes) * high + 40
     ink, style = "black" if ground == "white" else "currentColor", "font-family:sans-serif;font-size:11px"
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + wide + 10:.0f} {height}" style="{style}">']
     parts.append(f'<rect width="100%" height="{height}" fill="{ground}"/>')

@@ -48,8 +48,6 @@ DEFINITION = (
 )
 WIDTH, HEIGHT, EDGE = 60, 10, 10  # signs of the picture at most, and of the figures at its left
 HEAD = "Pareto front: tokens/s per GPU (upwards) against tokens/s per user (to the right)"
-
-
 Plans = ServingPlans | TrainPlans
 Rows = TypeVar("Rows", ServingColumns, TrainColumns)
 MOST = {"throughput": "most tokens/s", "cost": "cheapest"}  # what the point that counts nothing but the objective is called
@@ -98,7 +96,6 @@ def recommended_words(a: Plans) -> str:
 
 
 def _show_serving_plans(console: Console, a: ServingPlans, top: int) -> Remarks:
-    """Show the ranking and the front, or the nearest plans, and return what is left to remark."""
     if not len(a.plans):
         if len(a.near):
             _show_ranking(console, a, a.near, plan_tables.NEAREST)
@@ -229,8 +226,7 @@ def _rankings(a: Plans, plans: Rows, near: Rows, row: Callable[[Rows, int], Reco
 
 def drawn_front(a: ServingPlans, room: int) -> list[Sketch]:
     """Draw the Pareto front: what a user gets (across) against what a GPU gives (up)."""
-    width = min(WIDTH, room - EDGE)
-    front = a.front
+    width, front = min(WIDTH, room - EDGE), a.front
     if len(front) < 3 or a.question.requests.output_len == 1:
         return []
     x, y = front.tokens_per_s_per_user, front.tokens_per_s_per_gpu

@@ -382,8 +382,7 @@ def plot_outcome(o: RequestsInTime, path: Path | None) -> "Figure":
         for which, height in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
             at = o.statistic(f"ttft_{which}"), height
             right.plot(*at, "o", color=COLOURS[0], markersize=5)
-            words = f"{which} {format_seconds(at[0])}"
-            right.annotate(words, at, xytext=(7, -10), textcoords="offset points", fontsize=8)
+            right.annotate(f"{which} {format_seconds(at[0])}", at, xytext=(7, -10), textcoords="offset points", fontsize=8)
         format_time_axis(right, "x")
         low, high = right.get_xlim()
         xlim = low, high * (high / low) ** 0.15

@@ -50,8 +50,7 @@ def show_several(console: Console, a: SeveralPlans, top: int) -> None:
 
 def several_role(a: SeveralPlans) -> str:
     """Return whether what is recommended is also the best of all."""
-    best = a.best and a.recommended and same_plan(a.best, a.recommended)
-    return role_words(bool(best), _passed_over_codes(a))
+    return role_words(bool(a.best and a.recommended and same_plan(a.best, a.recommended)), _passed_over_codes(a))
 
 
 def _passed_over_codes(a: SeveralPlans) -> list[str]:
@@ -66,7 +65,6 @@ def _say_recommended(console: Console, a: SeveralPlans, role: str, why: Iterable
 
 
 def ranked_words(one: RankedPlan) -> str:
-    """Return a plan and its cluster."""
     rows, q = one.answer.plans, one.answer.question
     return f"{one.answer.gpu_words(rows, one.row)}{dtype_words(q, int(rows.dtype[one.row]))} on {q.cluster.key}"
 
@@ -211,8 +209,7 @@ def several_document(a: SeveralPlans, top: int) -> Record:
 
 def waiting_why(waited: SeveralPlans) -> list[str]:
     """Return the limits that clusters are compared at where none are given, and why this cluster at them."""
-    speed = words("one-speed", limits=", ".join(limit_words(waited.answers[0].question)))
-    return [speed, *reasons_between(waited)]
+    return [words("one-speed", limits=", ".join(limit_words(waited.answers[0].question))), *reasons_between(waited)]
 
 
 def several_rows(a: SeveralPlans) -> list[Record]:

@@ -43,8 +43,7 @@ if TYPE_CHECKING:
 
 Patch = Mapping[str, Value]
 SETUP: Mapping[str, Sequence[str]] = table("report/figures.toml")["setup"]
-TOP = 20
-MOST = 60
+TOP, MOST = 20, 60
 MODES = ("one pool of servers", "separate servers for prompts")  # series of a front, by a plan's mode
 NO_PLAN = "No plan fits in memory."
 USER_AND_GPU = {"x_title": "tokens/s per user", "y_title": "tokens/s per GPU"}
@@ -112,7 +111,6 @@ def limit_marks(a: ServingPlans) -> list[Record]:
 
 
 def lost_rows(lost: Iterable[Rejected]) -> list[Record]:
-    """Return the plans that lost, and why, in words of the page."""
     return [{"family": one.family, "reason": on_page(one.reason)} for one in lost]
 
 
@@ -194,7 +192,8 @@ def fleet_front(f: FleetPlans) -> Record:
         if isfinite(x := trial.capacity):
             series = trial.layout.question.cluster.key if several else MODES[int(trial.layout.apart)]
             text = f"{plural(trial.gpus, 'GPU')} can answer {format_figure(x)} requests/s"
-            points.append(_point(gpu_words(trial), (x, trial.gpus), i == f.recommended, text, series, False))
+            name, best, patch = gpu_words(trial), i == f.recommended, None
+            points.append(FrontPoint(name=name, x=x, y=trial.gpus, best=best, text=text, series=series, joined=False, patch=patch))
     for q in f.questions if several else ():
         row = next((row for row in rows if row["cluster"] == q.cluster.key), None)
         sides.append({**_place(q), "text": "" if row else "No fleet on it meets the limits at this rate.", "row": row})
@@ -216,20 +215,13 @@ def _place(q: Question) -> Record:
     return {"cluster": q.cluster.key, "gpus": q.cluster.num_gpus}
 
 
-def _point(
-    name: str, at: tuple[float, float], best: bool, text: str, series: str, joined: bool, patch: Patch | None = None
-) -> FrontPoint:
-    return FrontPoint(name=name, x=at[0], y=at[1], best=best, text=text, series=series, joined=joined, patch=patch)
-
-
 def front_points(a: ServingPlans, series: str = "", chosen: bool = True) -> list[FrontPoint]:
     """Return the front as points, the recommended plan among them."""
     rows, best = _with_winner(a)
     along = np.argsort(rows.tokens_per_s_per_user, kind="stable")
     some = along[np.unique(np.linspace(0, len(along) - 1, MOST).round().astype(int))] if len(along) else along
     kept = {*some.tolist(), *([best] if best >= 0 else [])}
-    shown = [i for i in along.tolist() if i in kept]
-    return [_served_point(a, rows, i, chosen and i == best, series) for i in shown]
+    return [_served_point(a, rows, i, chosen and i == best, series) for i in along.tolist() if i in kept]
 
 
 def _with_winner(a: ServingPlans) -> tuple[ServingColumns, int]:
@@ -273,14 +265,14 @@ def training_front(a: TrainPlans) -> Record:
     needs = a.plans.memory_bytes  # of plans from the fastest on: drawn are those that need less than all before them
     less = np.flatnonzero(np.r_[True, needs[1:] < np.minimum.accumulate(needs)[:-1]]) if len(needs) else needs
     drawn = np.unique([*less[:MOST].tolist(), a.recommended]) if len(a.plans) else np.arange(len(a.near))
-    rows = a.plans.take(drawn) if len(a.plans) else a.near
-    points = list[FrontPoint]()
+    rows, points = a.plans.take(drawn) if len(a.plans) else a.near, list[FrontPoint]()
     for i in range(len(rows)):
         plan, x, y = a.gpu_words(rows, i), float(rows.memory_bytes[i]) / 2**30, 100 * float(rows.mfu[i])
         step, memory = format_seconds(rows.step_s[i]), format_bytes(rows.memory_bytes[i])
         text = f"{plan}; {a.kind_words(rows, i)}; step {step}, MFU {rows.mfu[i]:.1%}, {memory} per GPU"
         best = bool(len(a.plans)) and int(drawn[i]) == a.recommended
-        points.append(_point(plan, (x, y), best, text, "", True, training_patch(a, rows, i)))
+        patch = training_patch(a, rows, i)
+        points.append(FrontPoint(name=plan, x=x, y=y, best=best, text=text, series="", joined=True, patch=patch))
     sentence = f"{planning.recommended_words(a)}: {a.why[0]}." if len(a.plans) else "No plan fits in memory; the nearest are shown."
     shown = [int(i) for i in a.splits()[:TOP]] if len(a.plans) else []  # the best plan of each split, and the recommended one
     shown += [a.recommended] if len(a.plans) and a.recommended not in shown else []
@@ -405,8 +397,7 @@ def plot_front(a: ServingPlans, path: Path | None) -> "Figure":
     names = list(dict.fromkeys(point["series"] for point in points))
 
     def draw(figure: "Figure") -> None:
-        axes = figure.subplots()
-        line = [point for point in points if point["joined"]]
+        axes, line = figure.subplots(), [point for point in points if point["joined"]]
         axes.plot([p["x"] for p in line], [p["y"] for p in line], color=LIGHT["line-strong"], zorder=1)
         for index, name in enumerate(names):
             alike = [point for point in points if point["series"] == name]
