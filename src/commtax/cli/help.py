@@ -54,8 +54,7 @@ def broken(command: str, width: int) -> list[str]:
     """
     if len(command) <= width:
         return [command]
-    lines = [""]
-    pairs: list[str] = []  # the words as they are written, each option with its value
+    lines, pairs = [""], list[str]()  # pairs are the words as they are written, each option with its value
     for word in shlex.split(command, posix=False):
         if pairs and not word.startswith("-") and pairs[-1].startswith("-") and " " not in pairs[-1]:
             pairs[-1] = f"{pairs[-1]} {word}"

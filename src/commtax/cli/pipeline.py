@@ -72,9 +72,7 @@ def parse_durations(options: CommandOptions) -> Durations:
     if straggler:
         match = re.fullmatch(r"(\d{1,9}):(\d{1,9}(?:\.\d{1,9})?)", straggler)
         if not match:
-            raise Refusal(
-                f"straggler '{straggler}': write RANK:FACTOR with a rank from 0 to {stages - 1} and a factor from 0.001 to 1000, "
-                f"such as {stages - 1}:1.5"
-            )
+            ranks = f"a rank from 0 to {stages - 1} and a factor from 0.001 to 1000, such as {stages - 1}:1.5"
+            raise Refusal(f"straggler '{straggler}': write RANK:FACTOR with {ranks}")
         slow[int(match[1])] = float(match[2])
     return durations(stages, (forward, backward, weight), transfer, slow)

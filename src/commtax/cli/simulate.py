@@ -252,8 +252,7 @@ def _sweep(order: Order, q: Question, slo: Slo, name: str, values: tuple[float, 
     for file in ("timeline", "save"):
         if options[file]:
             raise Refusal(f"{file}: is of one run, and a sweep has several", file)
-    questions = [question_at(q, name, value, options.prompts_per_client) for value in values]
-    swept = sweep(name, values, counting.counted(questions))
+    swept = sweep(name, values, counting.counted([question_at(q, name, value, options.prompts_per_client) for value in values]))
     if options.plot:
         plot_sweep(swept, Path(options.plot))
     order.output.answer(sweep_document, show_sweep, swept, slo, code=int(swept.most(slo) is None))

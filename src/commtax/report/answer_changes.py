@@ -259,8 +259,7 @@ def summary(d: AnswerDifference) -> list[str]:
     crowd = [f"{crowded}{d.after.load}."] if crowded and "overloaded" not in broken else []
     if d.is_same:
         return [" ".join([f"Nothing changes: {d.after.plan}, with the same figures.{broken}", *crowd])]
-    plan = d.after.plan if d.before.plan == d.after.plan else f"{d.before.plan} -> {d.after.plan}"
-    plan = f"New: {d.after.plan}" if d.before.is_nothing else plan
+    was = "New: " if d.before.is_nothing else "" if d.before.plan == d.after.plan else f"{d.before.plan} -> "
     briefs = {number: list[str]() for number in (0, 1, 2)}
     for change in d.changes:
         before, after = write_figure(change.figure, change.before), write_figure(change.figure, change.after)
@@ -275,7 +274,7 @@ def summary(d: AnswerDifference) -> list[str]:
     lacking = f": each GPU is {float(missing) / 2**30:,.1f} GiB short" if isinstance(missing, int | float) and missing > 0 else ""
     words = MEMORY[None if d.before.is_nothing else d.before.fits][d.after.fits]
     return [
-        f"{plan}{f': {kind}' if kind else ''}.{broken}",
+        f"{was}{d.after.plan}{f': {kind}' if kind else ''}.{broken}",
         *(f"{line[0].upper()}{line[1:]}." for line in lines[:1] if line),
         " ".join([*(f"{line[0].upper()}{line[1:]}." for line in lines[1:] if line), f"{words}{cache or lacking}.", *crowd]),
     ]

@@ -191,9 +191,8 @@ def _show_taxes(console: Console, b: StepBill) -> None:
     for x in (x for x in by_cost(b) if x.kind == "comm"):
         sizes = (format_bytes(x.item.nbytes), f"{x.item.count:,.0f}", str(x.link), f"{x.item.ranks:,.0f}")
         window = format_seconds(x.window_s) if b.runs_beside(x) and x.window_s else "none"
-        share, fate = float(x.hidden_s) / float(x.total_s) if x.hidden_s > 0 else 0.0, Text("exposed", style="red")
-        if share:
-            fate = Text(f"{share:.0%} hidden", style="green" if share > 0.5 else "")
+        share = float(x.hidden_s) / float(x.total_s) if x.hidden_s > 0 else 0.0
+        fate = Text(f"{share:.0%} hidden", "green" if share > 0.5 else "") if share else Text("exposed", "red")
         times = format_seconds(x.total_s), window, format_seconds(x.exposed_s)
         rows.append([Text(x.item.whole_axis, style=tables.SENT), f"{x.item.what} {x.item.op}", *sizes, *times, fate])
     if b.bubble_s:
@@ -254,16 +253,9 @@ def bill_document(step: ExplainedStep, num_tokens: float = 0.0, measured_mfu: fl
     }
     if not q.trains:
         return document("bill", q, **parts)
-    return document(
-        "train-bill",
-        q,
-        **parts,
-        global_batch=q.batch * q.plan.dp,
-        memory=facts(b.memory, *HELD),
-        days=b.days(num_tokens) if num_tokens else None,
-        gpu_hours=b.gpu_hours(num_tokens) if num_tokens else None,
-        causes=LEFT_OUT if measured_mfu is None else causes(b, measured_mfu),
-    )
+    parts |= {"global_batch": q.batch * q.plan.dp, "memory": facts(b.memory, *HELD)}
+    parts |= {"days": b.days(num_tokens), "gpu_hours": b.gpu_hours(num_tokens)} if num_tokens else {"days": None, "gpu_hours": None}
+    return document("train-bill", q, **parts, causes=LEFT_OUT if measured_mfu is None else causes(b, measured_mfu))
 
 
 def show_expectation(console: Console, e: Expectation, measured_s: float | None = None, nccl: Expectation | None = None) -> None:
@@ -381,6 +373,10 @@ def _moved_words(e: Explanation, times: float) -> str:
     return f"{format_bytes(e.nbytes * times)}{computed}"
 
 
+def _line_bar(x: Line) -> tuple[str, float]:
+    return f"{x.item.axis} {x.item.what} {x.item.op}" if x.kind == "comm" else str(x.item.what), float(x.exposed_s)
+
+
 def line_colours(b: StepBill) -> list[str]:
     from commtax.report.answer_pages import COMPUTE, EXPOSED  # not for those who print
 
@@ -392,15 +388,7 @@ MANNERS = {
         lambda console, b: show_bill(console, ExplainedStep(b)),
         lambda b: bill_document(ExplainedStep(b)),
         lambda b: [record("bill-line", line=x) | {"kind": "communication" if x.kind == "comm" else x.kind} for x in by_cost(b)],
-        bars(
-            lambda b: [
-                (f"{x.item.axis} {x.item.what} {x.item.op}" if x.kind == "comm" else str(x.item.what), float(x.exposed_s))
-                for x in by_cost(b)
-            ],
-            "s",
-            lambda b: question_title(b.question),
-            line_colours,
-        ),
+        bars(lambda b: map(_line_bar, by_cost(b)), "s", lambda b: question_title(b.question), line_colours),
         lambda b: layer_drawing(ExplainedStep(b).layer),
     ),
     "Expectation": Manner[Expectation](

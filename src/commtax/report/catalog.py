@@ -66,8 +66,7 @@ def show_model(console: Console, m: Model, counts: Iterable[PublishedCount]) -> 
     ]
     show_table(console, ("", ""), [(Text(name, style="dim"), value) for name, value in rows])
     if m.stored_bytes:
-        each = m.stored_bytes / num_params(m)
-        say(console, f"  safetensors headers: {m.stored_bytes:,.0f} bytes, {each:.3f} per parameter")
+        say(console, f"  safetensors headers: {m.stored_bytes:,.0f} bytes, {m.stored_bytes / num_params(m):.3f} per parameter")
     for p in counts:
         extra = f", of which {p.beyond:,.0f} are {p.includes}" if p.beyond > 0 else f" ({p.includes})" if p.includes else ""
         say(console, f"  published ({p.kind}): {p.params:,.0f}{extra} [{_cite(p.source)}]")
@@ -137,11 +136,8 @@ def _cite(source: Citation | None) -> str:
 def show_entry(console: Console, entry: CatalogueEntry) -> None:
     """Show every number with where it was read. The sources stand once, below."""
     say(console, f"{entry.key}: {entry.name}", style="bold")
-    telling_facts = (
-        (name, value)
-        for name, value in _facts_of(entry)
-        if name not in ("key", "name", "note") and value not in ("", (), 0, float("inf")) and value is not False
-    )
+    named = (fact for fact in _facts_of(entry) if fact[0] not in ("key", "name", "note"))
+    telling_facts = (fact for fact in named if fact[1] not in ("", (), 0, float("inf")) and fact[1] is not False)
     shown = [(name, value, entry.sources.get(name)) for fact in telling_facts for name, value in _flat(*fact)]
     cited, whole = list(dict.fromkeys(source for _, _, source in shown if source)), telling(console).details
     rows = [(name, _fact(name, value, whole), f"[{cited.index(source) + 1}]" if source else "") for name, value, source in shown]

@@ -181,11 +181,9 @@ def _mixture(s: ClosedLoop) -> str:
     cut = f"in {chunks} chunks of at most {step_limits(s.prompts)[0]:,} tokens" if chunks > 1 else "in one step"
     how = "alone, before decoding continues" if engine.serves.prefill_first else "together with decoding"
     how = "on a worker of its own" if s.apart else how
-    return (
-        f"{format_mean(s.running)} request{'s run' if s.running != 1 else ' runs'} at once per replica, "
-        f"{plural(s.rows, 'row')} per decode step; a prompt is computed {cut}, {how}; "
-        f"{s.served.ahead:,.1f} other prompts are computed before each first token, on average"
-    )
+    runs = f"{format_mean(s.running)} request{'s run' if s.running != 1 else ' runs'} at once per replica"
+    ahead = f"{s.served.ahead:,.1f} other prompts are computed before each first token, on average"
+    return f"{runs}, {plural(s.rows, 'row')} per decode step; a prompt is computed {cut}, {how}; {ahead}"
 
 
 def host_times(s: ClosedLoop) -> str:
@@ -232,18 +230,10 @@ def simulation_runs(s: ClosedLoop) -> list[Run]:
 
 def simulation_document(s: ClosedLoop, judged: Sequence[JudgedLimit] = ()) -> Record:
     """Return what ``simulate --json`` prints: one record in ``runs`` for each concurrency, in ``limits`` for each on a mean."""
-    return document(
-        "simulate",
-        s.question,
-        simulation=s,
-        max_batched_tokens=step_limits(s.prompts)[0],
-        num_prompts=s.requests.num_prompts if np.all(np.isfinite(s.requests.num_prompts)) else None,
-        fits=holds_one(s),
-        calibrated=s.basis == "calibrated",
-        runs=simulation_runs(s),
-        limits=[record("simulate-limit", judged=x) for x in judged],
-        **_workers(s),
-    )
+    prompts = s.requests.num_prompts if np.all(np.isfinite(s.requests.num_prompts)) else None
+    parts: Record = {"max_batched_tokens": step_limits(s.prompts)[0], "num_prompts": prompts, "fits": holds_one(s)}
+    parts |= {"calibrated": s.basis == "calibrated", "limits": [record("simulate-limit", judged=x) for x in judged]}
+    return document("simulate", s.question, simulation=s, runs=simulation_runs(s), **parts, **_workers(s))
 
 
 def _workers(s: ClosedLoop) -> Record:
@@ -268,7 +258,5 @@ def _plot(s: ClosedLoop, path: Path | None) -> "Figure":
 
 
 MANNERS = {
-    "ClosedLoop": Manner[ClosedLoop](
-        show_simulation, simulation_document, lambda s: [dict(run) for run in simulation_runs(s)], _plot
-    ),
+    "ClosedLoop": Manner[ClosedLoop](show_simulation, simulation_document, lambda s: [{**x} for x in simulation_runs(s)], _plot),
 }

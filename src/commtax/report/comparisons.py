@@ -231,8 +231,7 @@ def show_plans(console: Console, compared: PlanTable) -> None:
     marks = [_mark(row, compared) if row.bill else Text("not legal", style="red") for row in compared.rows]
     show_table(console, [*columns, ""], zip(*columns.values(), marks, strict=True), table.spare_headings())
     _heat_maps(console, compared)
-    refusals = dict.fromkeys(f"{row.plan}: {row.refused}" for row in compared.rows if row.refused)
-    notes(console, (*refusals, *_remarks(compared)))
+    notes(console, (*dict.fromkeys(f"{row.plan}: {row.refused}" for row in compared.rows if row.refused), *_remarks(compared)))
 
 
 def fastest_words(compared: PlanTable) -> str:

@@ -85,9 +85,8 @@ def fit_words(judged: Fit | TrainFit) -> str:
     q = judged.question
     fails = "does not fit" if judged.trains or not judged.holds_one else "does not start"
     model = f"{tables.model_words(q.model)}{' training' * judged.trains} {'fits' if judged.fits else fails}"
-    chosen = ""
-    if not judged.trains and judged.chosen:
-        chosen = "the smallest plan that fits is " if judged.fits else "the closest plan is "
+    closest = "the smallest plan that fits is " if judged.fits else "the closest plan is "
+    chosen = "" if judged.trains or not judged.chosen else closest
     return f"{model} on {tables.cluster_words(q)}{':' if judged.fits else ';'} {chosen}{describe_gpus(q.plan)}"
 
 
@@ -200,16 +199,11 @@ def fit_document(judged: Fit | TrainFit) -> Record:
     if judged.trains:
         return document("fit-train", judged.question, fit=judged, parts=facts(judged.memory, *HELD))
     low, high = judged.kv_tokens_range
-    return document(
-        "fit",
-        judged.question,
-        fit=judged,
-        states=judged if judged.state_bytes_per_sequence else LEFT_OUT,
-        weights=[record("fit-weights", line=line) for line in judged.weights],
-        kv_tokens_low=low,
-        kv_tokens_high=high,
-        roomier=roomier_record(judged.roomier, judged) if judged.roomier else None,
-    )
+    parts: Record = {"kv_tokens_low": low, "kv_tokens_high": high}
+    parts["weights"] = [record("fit-weights", line=line) for line in judged.weights]
+    states = judged if judged.state_bytes_per_sequence else LEFT_OUT
+    roomier = roomier_record(judged.roomier, judged) if judged.roomier else None
+    return document("fit", judged.question, fit=judged, states=states, roomier=roomier, **parts)
 
 
 def roomier_record(roomier: Fit, judged: Fit) -> Record:

@@ -95,15 +95,9 @@ def _cells(t: Timeline, rank: int, unit: float, shown: int) -> list[tuple[str, s
 
 
 def pipeline_document(ran: PipelineRun) -> Record:
-    times = ran.times
-    return record(
-        "pipeline",
-        ran=ran,
-        chunks=ran.kind.chunks or ran.v,
-        times=[times.forward, times.backward, times.weight],
-        straggler={str(rank): factor for rank, factor in times.rank_factors.items()},
-        idle_by_rank_s=ran.timeline.idle_s(),
-    )
+    times, chunks, idle_s = ran.times, ran.kind.chunks or ran.v, ran.timeline.idle_s()
+    passes, slow = [times.forward, times.backward, times.weight], {str(rank): x for rank, x in times.rank_factors.items()}
+    return record("pipeline", ran=ran, chunks=chunks, times=passes, straggler=slow, idle_by_rank_s=idle_s)
 
 
 def pipeline_rows(ran: PipelineRun) -> list[Record]:

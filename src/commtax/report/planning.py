@@ -173,11 +173,9 @@ def shorten_rejected(rejected: Iterable[Rejected]) -> list[Rejected]:
     lines = []
     for (rule, where), group in groups.items():
         sizes = [str(r.tp) for r in group]
-        if len(group) == 1 or "{tp}" not in rule:
-            lines += group
-        else:
-            degrees = f"{', '.join(sizes[:-1])} or {sizes[-1]}"
-            lines.append(Rejected(f"TP {', '.join(sizes)}{where}", rule.replace("{tp}", degrees)))
+        if len(group) > 1 and "{tp}" in rule:
+            group = [Rejected(f"TP {', '.join(sizes)}{where}", rule.replace("{tp}", f"{', '.join(sizes[:-1])} or {sizes[-1]}"))]
+        lines += group
     return lines
 
 
@@ -200,16 +198,9 @@ def plans_document(a: Plans, top: int, pasted: StandingPlan | None = None) -> Re
     if more := a.roomier:
         room = roomier_record(recommended_fit(more), recommended_fit(a))
         roomier = {**room, "recommended": plan_tables.served_row(more, more.plans, more.recommended)}
-    return document(
-        "plan-served",
-        a.question,
-        **_rankings(a, a.plans, a.near, row, top),
-        definition=DEFINITION,
-        places=places,
-        front=[{"tokens_per_s_per_gpu": float(g), "tokens_per_s_per_user": float(u)} for g, u in front],
-        pasted=standing,
-        roomier=roomier,
-    )
+    drawn = [{"tokens_per_s_per_gpu": float(g), "tokens_per_s_per_user": float(u)} for g, u in front]
+    parts = _rankings(a, a.plans, a.near, row, top) | {"definition": DEFINITION, "places": places, "front": drawn}
+    return document("plan-served", a.question, **parts, pasted=standing, roomier=roomier)
 
 
 def _rankings(a: Plans, plans: Rows, near: Rows, row: Callable[[Rows, int], Record], top: int) -> Record:

@@ -138,8 +138,7 @@ def plot_latencies(runs: Sequence[Mapping[str, float]], title: str, path: Path |
     """Plot TTFT and TPOT with their ranges over clients, or as bars where there is one number of them."""
     if len(runs) == 1:
         run = runs[0]
-        times = (("TTFT", "ttft"), ("TPOT", "tpot"))
-        rows = [(name, run[f"{key}_s"], run[f"{key}_low_s"], run[f"{key}_high_s"]) for name, key in times]
+        rows = [(key.upper(), run[f"{key}_s"], run[f"{key}_low_s"], run[f"{key}_high_s"]) for key in ("ttft", "tpot")]
         return plot_bars([row for row in rows if row[1] == row[1]], "s", title, path)  # without a second token there is no TPOT
 
     def draw(figure: "Figure") -> None:

@@ -65,8 +65,7 @@ def _show_runs(console: Console, name: str, runs: Sequence[TaughtRun], taught: M
         show_table(console, PART_COLUMNS, cells, ("see", "sequences", "catalogue"), name)
         name = ""
     if taught:
-        moved = [(constant, *move_words(change)) for constant, change in taught.items()]
-        show_table(console, MOVE_COLUMNS, moved, title=name)
+        show_table(console, MOVE_COLUMNS, [(constant, *move_words(change)) for constant, change in taught.items()], title=name)
 
 
 def deployment_words(d: Deployment) -> str:
@@ -144,10 +143,9 @@ def show_difference(console: Console, compared: ProfileDifference) -> None:
         show_table(console, ("constant", *columns), moved)
     for deployment, rows in groupby(compared.latencies, key=lambda x: x.lesson.deployment):
         heads = ("latency", ">clients", ">prompt", ">answer", *columns)
-        named = [
-            (metric_words(x.lesson.metric), *_load(x.lesson), _ms(x.before_s), _ms(x.after_s), _change(x.change)) for x in rows
-        ]
-        show_table(console, heads, named, title=deployment_words(deployment))
+        ends = ((x, (_ms(x.before_s), _ms(x.after_s), _change(x.change))) for x in rows)
+        cells = [(metric_words(x.lesson.metric), *_load(x.lesson), *some) for x, some in ends]
+        show_table(console, heads, cells, title=deployment_words(deployment))
 
 
 def _change(change: float | None) -> str:

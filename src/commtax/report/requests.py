@@ -193,8 +193,7 @@ def gap_words(tail: Gaps) -> str:
     if not isfinite(tail.p99_s):
         return ""
     p99, median = f"p99 ITL {format_seconds(tail.p99_s)}", f"its median of {format_seconds(tail.median_s)}"
-    lost = f"; {plural(tail.preempted, 'request')} lost {format_seconds(tail.lost_s)} each, preempted"
-    thrown = lost if tail.preempted else ""
+    thrown = f"; {plural(tail.preempted, 'request')} lost {format_seconds(tail.lost_s)} each, preempted" if tail.preempted else ""
     if tail.p99_s <= SAME * tail.median_s:
         return f"{p99} is close to {median}: {'few steps are' if thrown else 'no step is'} disturbed{thrown}."
     if tail.thrown > 0.5:
@@ -214,15 +213,12 @@ def gap_words(tail: Gaps) -> str:
 def _engine(o: RequestsInTime, used: EngineUsage) -> str:
     """Say what engines were busy with: one that is always at work may have room for many more requests in each step."""
     busy = f"each {'stage has a batch' if o.fleet.workers.stages > 1 else 'engine runs a step'} {used.busy:.0%} of the time"
-    thrown = f"{plural(used.preemptions, 'preemption')}" if used.preemptions else "no preemption"
+    thrown = plural(used.preemptions, "preemption") if used.preemptions else "no preemption"
     hits = f", {used.hit_rate:.0%} of prompt tokens found in it" if used.hit_rate else ""
     waiting = f"; at most {plural(used.waiting_peak, 'request')} waiting" if used.waiting_peak else ""
-    return (
-        f"{busy}, with {used.mean_batch:,.1f} requests that decode per step: how full they are decides the capacity, not how often "
-        f"one runs; {used.prompt_share:.0%} of step time goes to steps with "
-        f"prompts, {used.comm_share:.0%} to exposed communication; KV cache {used.kv_mean:.0%} full, at most {used.kv_peak:.0%}, "
-        f"{thrown}{hits}{waiting}"
-    )
+    full = f"{used.mean_batch:,.1f} requests that decode per step: how full they are decides the capacity, not how often one runs"
+    steps = f"{used.prompt_share:.0%} of step time goes to steps with prompts, {used.comm_share:.0%} to exposed communication"
+    return f"{busy}, with {full}; {steps}; KV cache {used.kv_mean:.0%} full, at most {used.kv_peak:.0%}, {thrown}{hits}{waiting}"
 
 
 def remarks(o: RequestsInTime) -> list[str]:
@@ -292,15 +288,9 @@ def sweep_document(s: RequestSweep, slo: Slo) -> Record:
     for value, o in zip(s.values, s.outcomes, strict=True):
         judged: Record = {"source": "predicted", "overloaded": o.overloaded, "share": slo.share(o) if slo.limits else None}
         runs.append({s.name: value, **bench_result(o, slo), **judged})
-    return document(
-        "requests-sweep",
-        first.question,
-        sweep=s,
-        knee=None if knee is None else s.values[knee],
-        most=None if most is None else s.values[most],
-        runs=runs,
-        notes=[*(note for note in first.notes if note.code == OWN_LIMITS), *remarks(first)],
-    )
+    told = [*(note for note in first.notes if note.code == OWN_LIMITS), *remarks(first)]
+    places = {"knee": None if knee is None else s.values[knee], "most": None if most is None else s.values[most]}
+    return document("requests-sweep", first.question, sweep=s, **places, runs=runs, notes=told)
 
 
 def show_sweep(console: Console, s: RequestSweep, slo: Slo) -> None:

@@ -221,21 +221,16 @@ def ranked_row(one: RankedPlan) -> Record:
     return {"cluster": one.answer.question.cluster.key, **plan_tables.served_row(one.answer, one.answer.plans, one.row)}
 
 
+def _bar(one: RankedPlan) -> tuple[str, float]:
+    plan = one.answer.gpu_words(one.answer.plans, one.row)
+    return f"{one.answer.question.cluster.key}: {plan}", one.money.usd_per_million_tokens or 0.0
+
+
 MANNERS = {
     "SeveralPlans": Manner[SeveralPlans](
         lambda console, a: show_several(console, a, LISTED),
         lambda a: several_document(a, LISTED),
         several_rows,
-        bars(
-            lambda a: [
-                (
-                    f"{x.answer.question.cluster.key}: {x.answer.gpu_words(x.answer.plans, x.row)}",
-                    x.money.usd_per_million_tokens or 0.0,
-                )
-                for x in a.listed(LISTED)
-            ],
-            "$ per million tokens",
-            lambda a: a.answers[0].question.model.key,
-        ),
+        bars(lambda a: map(_bar, a.listed(LISTED)), "$ per million tokens", lambda a: a.answers[0].question.model.key),
     ),
 }

@@ -100,21 +100,10 @@ def _detail(o: RequestsInTime, rate: float, knee: bool) -> Record:
     for c in (c for c in shown.counters if c.owner == first):
         names, seen = {"name": c.figure, "short": SHOWN["counters"][c.figure]}, c.at_s <= until
         counters.append({**names, "at_s": c.at_s[seen], "values": c.value[seen]})
-    return {
-        "rate": rate,
-        "sentence": text,
-        "words": tail_words(o),
-        "times": times,
-        "histogram": histogram(*o.gaps),
-        "timeline": {
-            "engine": first,
-            "lanes": [f"{inner} {place}" if len(lanes) > 1 else "steps" for place in range(len(lanes))],
-            "kinds": list(shown.kinds),
-            "until_s": until,
-            "slices": rows,
-            "counters": counters,
-        },
-    }
+    titles = [f"{inner} {place}" if len(lanes) > 1 else "steps" for place in range(len(lanes))]
+    drawn: Record = {"engine": first, "lanes": titles, "kinds": list(shown.kinds), "until_s": until, "slices": rows}
+    told: Record = {"rate": rate, "sentence": text, "words": tail_words(o), "times": times, "histogram": histogram(*o.gaps)}
+    return told | {"timeline": drawn | {"counters": counters}}
 
 
 def histogram(times: np.ndarray, counts: np.ndarray) -> Record:

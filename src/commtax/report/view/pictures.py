@@ -120,13 +120,10 @@ def several_front(s: SeveralPlans) -> Record:
     for place, (one, figures) in enumerate(zip(s.listed(TOP), rows_of(made), strict=True)):
         marked = [role for role, of in (("recommended", chosen), ("best", s.best)) if of and same_plan(one, of)]
         rows.append(_ranked_card(one, marked, figures, place))
-    lost = [
-        replace(one, family=f"{one.family} on {a.question.cluster.key}")
-        for a in s.answers
-        for one in planning.shorten_rejected(a.rejected)
-    ]
-    sides = list[Record]()
+    sides, lost = list[Record](), list[Rejected]()
     for a in s.answers:
+        there = f" on {a.question.cluster.key}"
+        lost += [replace(one, family=one.family + there) for one in planning.shorten_rejected(a.rejected)]
         marked = ["recommended"] * bool(chosen and chosen.answer is a)
         row = _ranked_card(RankedPlan(a, a.recommended), marked) if len(a.plans) else None
         sides.append({**_place(a.question), "text": "" if row else _serving_sentence(a), "row": row})
@@ -317,36 +314,17 @@ def plan_table(name: str, rows: Sequence[Record], limits: Iterable[str] = ()) ->
         for other, title in limited.items() if key == "limited" else [(key, "")]:
             if any(cast("Record", row["values"]).get(other) is not None for row in rows):
                 one = shown.figure(key)
-                columns.append(
-                    {
-                        "key": other,
-                        "figure": key in shown.large,
-                        "less": one.less,
-                        "range": key in shown.ranges,
-                        "minor": key in shown.minor,
-                        "label": title or one.name,
-                        "title": title or one.title or one.name,
-                        "kind": one.page_unit,
-                        "help": one.help,
-                    }
-                )
+                kinds = {"figure": key in shown.large, "less": one.less, "range": key in shown.ranges, "minor": key in shown.minor}
+                names = {"label": title or one.name, "title": title or one.title or one.name, "kind": one.page_unit}
+                columns.append({"key": other, **kinds, **names, "help": one.help})
     return {"columns": columns, "rows": list(rows)}
 
 
 def _card(figures: Record, place: int, marked: Sequence[str], note: str, setup: str, level: int, patch: Patch) -> Record:
     """Return one plan of a table, without ranges and commands. ``level`` is how much there is to set up, for sorting."""
     values = {key: value for key, value in figures.items() if not isinstance(value, (str, dict, list))}
-    return {
-        "name": figures["verdict"],
-        "cluster": figures.get("cluster", ""),
-        "place": place + 1,
-        "roles": list(marked),
-        "note": note,
-        "setup": setup,
-        "values": values | {"setup": level},
-        "ranges": {},
-        "patch": dict(patch),
-    }
+    head = {"name": figures["verdict"], "cluster": figures.get("cluster", ""), "place": place + 1, "roles": list(marked)}
+    return {**head, "note": note, "setup": setup, "values": values | {"setup": level}, "ranges": {}, "patch": dict(patch)}
 
 
 def _served_card(a: ServingPlans, i: int, figures: Record, patch: Patch, marked: Sequence[str] = (), place: int = 0) -> Record:
