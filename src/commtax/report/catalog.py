@@ -76,21 +76,12 @@ def show_model(console: Console, m: Model, counts: Iterable[PublishedCount]) -> 
 def model_document(model: Model, counts: Iterable[PublishedCount]) -> Record:
     moe = model.experts
     tensors = [(t, model.layers.count(t.where) if t.where >= 0 else 1) for t in inventory(model)]
-    return record(
-        "model",
-        model=model,
-        **_sizes(model),
-        params=num_params(model),
-        mtp_params=mtp_params(model),
-        latent_kv=model.attention.latent is not None,
-        kv_dtype=_kv_dtype(model),
-        layer_kinds=layer_kinds(model),
-        num_experts=moe.num_experts if moe else 0,
-        experts_per_token=moe.top_k if moe else 0,
-        notes=[str(note) for note in model.notes],
-        published=[facts(p, "params", "kind", "beyond", "includes") | to_object(p.source) for p in counts],
-        tensors=[facts(t, "name", "shape", "split") | {"layers": layers} for t, layers in tensors],
-    )
+    parts: Record = {"params": num_params(model), "mtp_params": mtp_params(model), "latent_kv": model.attention.latent is not None}
+    parts |= {"num_experts": moe.num_experts if moe else 0, "experts_per_token": moe.top_k if moe else 0}
+    parts |= {"kv_dtype": _kv_dtype(model), "layer_kinds": layer_kinds(model), "notes": list(map(str, model.notes))}
+    parts["published"] = [facts(p, "params", "kind", "beyond", "includes") | to_object(p.source) for p in counts]
+    parts["tensors"] = [facts(t, "name", "shape", "split") | {"layers": layers} for t, layers in tensors]
+    return record("model", model=model, **_sizes(model), **parts)
 
 
 def _sizes(model: Model) -> dict[str, float]:

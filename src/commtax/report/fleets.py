@@ -208,23 +208,13 @@ def _notes(a: FleetPlans) -> Remarks:
 def fleets_document(a: FleetPlans) -> Record:
     q, (counted, warmup) = a.question, a.requests_per_run
     sentences = [fleet_sentence(a), *map(opening, fleet_reasons(a))] if a.plans else []
-    return document(
-        "plan-fleet",
-        q,
-        plans=a,
-        clusters=[other.cluster.key for other in a.questions],
-        limits={statistic_key(name): limit for name, limit in q.goal.slo},
-        requests_counted=counted,
-        requests_warmup=warmup,
-        margin=margin(q),
-        recommended=_row(a.plans[a.recommended]) if a.plans else None,
-        best=_row(a.plans[0]) if a.plans else None,
-        ranking=[_row(trial) for trial in a.plans],
-        near=[{**_row(trial), "obstacle": obstacle(trial)} for trial in a.near],
-        rejected=[record("plan-rejected", lost=lost) for lost in a.rejected],
-        verdict=" ".join(sentences) or "no plan meets the limits",
-        notes=[note for some in _notes(a) for note in some],
-    )
+    parts: Record = {"requests_counted": counted, "requests_warmup": warmup, "margin": margin(q)}
+    parts |= {"clusters": [x.cluster.key for x in a.questions], "limits": {statistic_key(name): x for name, x in q.goal.slo}}
+    parts |= {"recommended": _row(a.plans[a.recommended]) if a.plans else None, "best": _row(a.plans[0]) if a.plans else None}
+    parts |= {"ranking": list(map(_row, a.plans)), "near": [{**_row(x), "obstacle": obstacle(x)} for x in a.near]}
+    parts["rejected"] = [record("plan-rejected", lost=lost) for lost in a.rejected]
+    parts["notes"] = [note for some in _notes(a) for note in some]
+    return document("plan-fleet", q, plans=a, verdict=" ".join(sentences) or "no plan meets the limits", **parts)
 
 
 def statistic_key(name: str) -> str:

@@ -236,28 +236,17 @@ def outcome_document(o: RequestsInTime, slo: Slo) -> Record:
     for row, metric, which in ((row, metric, s) for row, metric in zip(times, METRICS, strict=True) for s in STATISTICS):
         low, high = o.range_of(f"{metric}_{which}")
         row |= {f"{which}_s": o.statistic(f"{metric}_{which}"), f"{which}_low_s": low, f"{which}_high_s": high}
-    made = document(
-        "requests",
-        o.question,
-        outcome=o,
-        idle_gpus=o.question.gpus_there - o.num_gpus,
-        offered=record(
-            "requests-offered",
-            offered=offered,
-            kind="trace" if offered.trace is not None else "closed loop" if o.closed else "rate",
-            request_rate=None if o.closed else o.offered_rate,
-            concurrency=q.requests.concurrency if o.closed else None,
-            input_len_mean=float(np.mean(o.stream.input_len)),
-            output_len_mean=float(np.mean(o.stream.output_len)),
-        ),
-        utilisation=None if o.closed or isinf(o.offered_rate) else o.offered_rate / o.capacity,
-        times=times,
-        slo={**slo.limits, "share": slo.share(o), **sure} if slo.limits else None,
-        usage=usage_of(o),
-        tail={"ttft": ours, "itl": between, "words": tail_words(o)},
-        notes=[*filter(None, [_saved(o)]), *limits, *remarks(o), *fixed_time_notes(o.alike)],
-    )
-    return made | bench_result(o, slo)
+    kind = "trace" if offered.trace is not None else "closed loop" if o.closed else "rate"
+    rate, clients = (None, q.requests.concurrency) if o.closed else (o.offered_rate, None)
+    load: Record = {"kind": kind, "request_rate": rate, "concurrency": clients}
+    load |= {"input_len_mean": float(np.mean(o.stream.input_len)), "output_len_mean": float(np.mean(o.stream.output_len))}
+    parts: Record = {"idle_gpus": q.gpus_there - o.num_gpus, "times": times, "usage": usage_of(o)}
+    parts["offered"] = record("requests-offered", offered=offered, **load)
+    parts["utilisation"] = None if o.closed or isinf(o.offered_rate) else o.offered_rate / o.capacity
+    parts["slo"] = {**slo.limits, "share": slo.share(o), **sure} if slo.limits else None
+    parts["tail"] = {"ttft": ours, "itl": between, "words": tail_words(o)}
+    parts["notes"] = [*filter(None, [_saved(o)]), *limits, *remarks(o), *fixed_time_notes(o.alike)]
+    return document("requests", q, outcome=o, **parts) | bench_result(o, slo)
 
 
 def bench_result(o: RequestsInTime, slo: Slo) -> Record:

@@ -192,19 +192,11 @@ def several_document(a: SeveralPlans, top: int) -> Record:
         chosen, beside = a.waited.recommended, [ranked_row(one) for one in a.waited.beside]
         waited = facts(a.waited.answers[0].question.goal, "ttft_s", "tpot_s")
         waited |= {"recommended": ranked_row(chosen) if chosen else None, "beside": beside, "why": waiting_why(a.waited)}
-    return document(
-        "plan-several",
-        a.answers[0].question,
-        plans=a,
-        clusters=[answer.question.cluster.key for answer in a.answers],
-        recommended=ranked_row(a.recommended) if a.recommended else None,
-        best=ranked_row(a.best) if a.best else None,
-        why=list(reasons_between(a)),
-        waited=waited,
-        ranking=[ranked_row(one) for one in a.listed(top)],
-        answers=[plans_document(answer, top) for answer in a.answers],
-        notes=_notes(a, top),
-    )
+    named = {"recommended": a.recommended, "best": a.best}
+    parts: Record = {name: ranked_row(one) if one else None for name, one in named.items()}
+    parts |= {"clusters": [x.question.cluster.key for x in a.answers], "answers": [plans_document(x, top) for x in a.answers]}
+    parts |= {"ranking": [ranked_row(one) for one in a.listed(top)], "why": list(reasons_between(a)), "notes": _notes(a, top)}
+    return document("plan-several", a.answers[0].question, plans=a, waited=waited, **parts)
 
 
 def waiting_why(waited: SeveralPlans) -> list[str]:

@@ -49,9 +49,8 @@ def show_unfolded(console: Console, columns: tuple[str, str], rows: Iterable[tup
 
 
 def show_rejected(console: Console, rejected: Iterable[tuple[str, str]]) -> None:
-    rows = list(rejected)
-    more = [("…", f"{len(rows) - MOST_REJECTED} more with --json")] if len(rows) > MOST_REJECTED else []
-    if rows:
+    if rows := list(rejected):
+        more = [("…", f"{len(rows) - MOST_REJECTED} more with --json")] if len(rows) > MOST_REJECTED else []
         show_table(console, ("rejected", "why"), rows[:MOST_REJECTED] + more)
 
 

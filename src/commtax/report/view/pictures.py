@@ -289,12 +289,11 @@ def training_front(a: TrainPlans) -> Record:
 
 def training_patch(a: TrainPlans, rows: TrainColumns, i: int) -> dict[str, Value]:
     kind, micro = a.kinds[int(rows.kind[i])].plan, int(rows.micro_batch[i])
-    sizes: dict[str, Value] = {n: int(getattr(rows, n)[i]) for n in SIZES}
+    patch: dict[str, Value] = {n: int(getattr(rows, n)[i]) for n in SIZES}
+    patch |= {"z": str(kind.zero), "rc": kind.recompute, "sch": kind.schedule}
+    patch |= {"v": kind.chunks} if kind.chunks > 1 else {}
     each = a.question.goal.global_batch // int(rows.dp[i]) // micro
-    step_keys: dict[str, Value] = {"sp": 1, "b": micro, "n": each, "s": int(a.question.context)}
-    kinds: dict[str, Value] = {"z": str(kind.zero), "rc": kind.recompute, "sch": kind.schedule}
-    kinds |= {"v": kind.chunks} if kind.chunks > 1 else {}
-    return sizes | kinds | step_keys | {"gb": int(a.question.goal.global_batch)}
+    return patch | {"sp": 1, "b": micro, "n": each, "s": int(a.question.context), "gb": int(a.question.goal.global_batch)}
 
 
 def rows_of(made: Record) -> list[Record]:
