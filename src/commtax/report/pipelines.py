@@ -147,14 +147,10 @@ def page_pipeline(b: StepBill) -> Record:
     t, idle = ran.timeline, ran.over_total
     columns = (t.lane, t.start_s, t.end_s, [t.kinds[kind] for kind in t.kind], np.asarray(t.number))
     names = ("stage", "start", "end", "kind", "microbatch")
-    return _drawing_record(
-        f"{idle:.1%} idle as simulated; {b.bubble_fraction:.1%} of the whole step, which has taxes and an update too",
-        lanes=[f"stage {i}" for i in range(p)],
-        bars=[dict(zip(names, box, strict=True)) for box in zip(*columns, strict=True)],
-        total=t.span_s,
-        bubble_fraction=idle,
-        formula=f"(pp−1)/(M+pp−1) = {p - 1}/({m}+{p}−1) = {napkin.bubble_fraction(p, m):.1%} for 1F1B",
-    )
+    note = f"{idle:.1%} idle as simulated; {b.bubble_fraction:.1%} of the whole step, which has taxes and an update too"
+    lanes, bars = [f"stage {i}" for i in range(p)], [dict(zip(names, box, strict=True)) for box in zip(*columns, strict=True)]
+    formula = f"(pp−1)/(M+pp−1) = {p - 1}/({m}+{p}−1) = {napkin.bubble_fraction(p, m):.1%} for 1F1B"
+    return _drawing_record(note, lanes=lanes, bars=bars, total=t.span_s, bubble_fraction=idle, formula=formula)
 
 
 def plot_pipeline(ran: PipelineRun, path: Path | None) -> Figure:

@@ -253,19 +253,14 @@ def bench_result(o: RequestsInTime, slo: Slo) -> Record:
     """Return the keys of ``vllm bench serve --save-result``. Totals are of all replicas, as rates are."""
     rate, burstiness = o.offered_rate, o.question.offered.burstiness
     limit = o.question.requests.concurrency if o.closed else o.max_in_flight
-    row = record(
-        "requests-bench",
-        question=o.question,
-        outcome=o,
-        request_rate="inf" if o.closed or isinf(rate) else rate,
-        burstiness=burstiness if isfinite(burstiness) else "inf",
-        max_concurrency=int(limit) if isfinite(limit) else None,
-        failed=0,
-        total_input_tokens=round(o.stream.input_len.sum() / o.share),
-        total_output_tokens=round(o.stream.output_len.sum() / o.share),
-        request_goodput=slo.goodput(o) if slo.limits else None,
-        total_token_throughput=o.tokens_per_s + o.input_tokens_per_s,
-    )
+    parts: Record = {"request_rate": "inf" if o.closed or isinf(rate) else rate, "failed": 0}
+    parts["burstiness"] = burstiness if isfinite(burstiness) else "inf"
+    parts["max_concurrency"] = int(limit) if isfinite(limit) else None
+    parts["total_input_tokens"] = round(o.stream.input_len.sum() / o.share)
+    parts["total_output_tokens"] = round(o.stream.output_len.sum() / o.share)
+    parts["request_goodput"] = slo.goodput(o) if slo.limits else None
+    parts["total_token_throughput"] = o.tokens_per_s + o.input_tokens_per_s
+    row = record("requests-bench", question=o.question, outcome=o, **parts)
     for metric, theirs in ((key, one["bench"]) for key, one in TIMES.items() if "bench" in one):
         row |= {f"{MEDIAN.get(s, s)}_{theirs}_ms": 1e3 * o.statistic(f"{metric}_{s}") for s in (*STATISTICS, "std")}
     return row
@@ -277,9 +272,9 @@ def sweep_document(s: RequestSweep, slo: Slo) -> Record:
     for value, o in zip(s.values, s.outcomes, strict=True):
         judged: Record = {"source": "predicted", "overloaded": o.overloaded, "share": slo.share(o) if slo.limits else None}
         runs.append({s.name: value, **bench_result(o, slo), **judged})
-    told = [*(note for note in first.notes if note.code == OWN_LIMITS), *remarks(first)]
+    remarked = [*(note for note in first.notes if note.code == OWN_LIMITS), *remarks(first)]
     places = {"knee": None if knee is None else s.values[knee], "most": None if most is None else s.values[most]}
-    return document("requests-sweep", first.question, sweep=s, **places, runs=runs, notes=told)
+    return document("requests-sweep", first.question, sweep=s, **places, runs=runs, notes=remarked)
 
 
 def show_sweep(console: Console, s: RequestSweep, slo: Slo) -> None:

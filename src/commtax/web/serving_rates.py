@@ -102,8 +102,8 @@ def _detail(o: RequestsInTime, rate: float, knee: bool) -> Record:
         counters.append({**names, "at_s": c.at_s[seen], "values": c.value[seen]})
     titles = [f"{inner} {place}" if len(lanes) > 1 else "steps" for place in range(len(lanes))]
     drawn: Record = {"engine": first, "lanes": titles, "kinds": list(shown.kinds), "until_s": until, "slices": rows}
-    told: Record = {"rate": rate, "sentence": text, "words": tail_words(o), "times": times, "histogram": histogram(*o.gaps)}
-    return told | {"timeline": drawn | {"counters": counters}}
+    detail: Record = {"rate": rate, "sentence": text, "words": tail_words(o), "times": times, "histogram": histogram(*o.gaps)}
+    return detail | {"timeline": drawn | {"counters": counters}}
 
 
 def histogram(times: np.ndarray, counts: np.ndarray) -> Record:
