@@ -83,8 +83,7 @@ def _laboratory() -> "dict[str, EntryPoint]":
 
 def add_laboratory(arguments: list[str]) -> None:
     """Add the commands that the laboratory brings along, or refuse one that is not installed. A name of two words becomes one."""
-    present = _laboratory()
-    typed = f"{' '.join(arguments[:2])} "
+    present, typed = _laboratory(), f"{' '.join(arguments[:2])} "
     meant = next((name for name in LABORATORY if typed.startswith(f"{name} ")), "")
     if meant and meant not in present:
         raise Refusal(f"{meant}: belongs to the laboratory, which is not installed (pip install 'commtax[lab]')")

@@ -26,8 +26,7 @@ def bill_command(order: Order) -> None:
     from commtax.report import bills
 
     options = order.options
-    tokens = parse_tokens(options.tokens, "tokens") if options.tokens else 0.0
-    measured = options.measured_mfu
+    tokens, measured = parse_tokens(options.tokens, "tokens") if options.tokens else 0.0, options.measured_mfu
     if measured is not None and not 0 < measured <= 1:
         raise Refusal(f"measured_mfu={measured:g}: above 0 and at most 1 (write 40% or 0.4)", "measured_mfu")
     if options.exact:

@@ -63,8 +63,7 @@ def _compare_plans(order: Order) -> NoReturn:
     remarks: list[str] = []
     placed = placement_by_topology(options.topo, q.cluster, remarks) if options.topo else None
     where = (lambda sizes: placed(Plan(**sizes)).cluster) if placed else None
-    links = [name for name in options.links.split(",") if name]
-    clients = options.clients or []
+    links, clients = [name for name in options.links.split(",") if name], options.clients or []
     if options.answer_len and not clients:
         raise Refusal.about(output_len="belongs to whole requests; give their clients with --concurrency")
     q = q.but(input_len=int(q.context), output_len=options.answer_len or OUTPUT_LEN)

@@ -1,7 +1,4 @@
-"""What the Tab key offers: verbs, options, and the names and words that options take. Shells ask for it, see ``completion.*``.
-
-Somebody waits for each answer, so nothing is imported that it does not need: neither NumPy nor click nor the catalogue's records.
-"""
+"""What the Tab key offers: verbs, options, and what options take. To be quick, it imports neither NumPy nor click."""
 
 import json
 import os
@@ -70,8 +67,7 @@ def offered(words: list[str]) -> Offers:
     position = 0
     for ahead, word in zip(["", *rest], rest, strict=False):
         taker = flags.get(ahead) or flags.get(f"-{ahead}")  # -tp is --tp
-        is_value = taker is not None and taker.kind != "flag"
-        position += not word.startswith("-") and not is_value
+        position += not word.startswith("-") and not (taker is not None and taker.kind != "flag")
     return _starting(_argument(verb, rest, position, typed), typed)
 
 

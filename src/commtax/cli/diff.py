@@ -125,13 +125,11 @@ def _spelled(typed: Typed, verb: str, strict: bool = False) -> list[str]:
     taken = {option.name for option in command.params} if command else set()
     words = []
     for option, value in typed:
-        if option.name not in taken:
-            if strict:
-                raise Refusal(f"{option.name}: {verb} has no such option", option.name or "")
-            continue
-        if option.is_flag:
+        if option.name not in taken and strict:
+            raise Refusal(f"{option.name}: {verb} has no such option", option.name or "")
+        if option.name in taken and option.is_flag:
             words.append(option.opts[0] if value else option.secondary_opts[0])
-        else:
+        elif option.name in taken:
             values: Iterable[object] = value if isinstance(value, list) else [value]
             words += [word for one in values for word in (option.opts[0], str(one))]
     return words

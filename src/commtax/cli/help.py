@@ -1,7 +1,4 @@
-"""What ``--help`` prints: the question first, examples that run, the options most people need, then the others by group.
-
-The words are in ``helps.toml``. Long lists of rarely used options are folded to their names; ``--help-all`` explains them.
-"""
+"""What ``--help`` prints, in the words of ``helps.toml``: the question, examples that run, usual options, the others."""
 
 import os
 import shlex
@@ -18,8 +15,7 @@ FEW = 14  # options that are explained without being asked for, beside the usual
 INDENT = 2
 LEAST = 40  # columns of the narrowest terminal that help is folded for
 HYPHEN, SPACE = "\u2011", "\u00a0"  # signs that no line is broken at, while a text is laid out
-ALL = "Explain all options."
-TABLE = os.path.join("cli", "helps.toml")
+ALL, TABLE = "Explain all options.", os.path.join("cli", "helps.toml")
 
 
 class HelpPage(TypedDict, total=False):
@@ -58,8 +54,7 @@ def broken(command: str, width: int) -> list[str]:
     """
     if len(command) <= width:
         return [command]
-    lines = [""]
-    pairs: list[str] = []  # the words as they are written, each option with its value
+    lines, pairs = [""], list[str]()  # pairs are the words as they are written, each option with its value
     for word in shlex.split(command, posix=False):
         if pairs and not word.startswith("-") and pairs[-1].startswith("-") and " " not in pairs[-1]:
             pairs[-1] = f"{pairs[-1]} {word}"
@@ -136,7 +131,6 @@ def _show_all(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
 
 EXPLAINED = "commtax.help_all"  # of a context: that all options are explained
 EVERY = click.Option(["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all, help=ALL)
-"""The option that explains all options."""
 
 
 class Verb(click.Command):
@@ -183,8 +177,7 @@ def _record(param: click.Option, ctx: click.Context) -> tuple[str, str]:
     others = [flag for flag in param.opts if flag.startswith("--") and flag != _flag(param)]
     for flag in others:
         written = written.replace(f", {flag}", "")
-    also = f"  [also {', '.join(others)}]" if others and ctx.meta.get(EXPLAINED) else ""
-    return written, text + also
+    return written, text + (f"  [also {', '.join(others)}]" if others and ctx.meta.get(EXPLAINED) else "")
 
 
 def _flag(param: click.Option) -> str:
@@ -211,8 +204,7 @@ class VerbGroup(click.Group):
         write_page(formatter, page_of(ctx))
         formatter.write_paragraph()
         self.format_usage(ctx, formatter)
-        rows = [(name, question_of(f"{key} {name}")) for name in self.list_commands(ctx)]
-        _write_records(formatter, "Commands", rows)
+        _write_records(formatter, "Commands", [(name, question_of(f"{key} {name}")) for name in self.list_commands(ctx)])
         _write_paragraphs(formatter, [f"{ctx.command_path} COMMAND --help explains each of them."])
 
 

@@ -83,8 +83,7 @@ def read(model: str, options: CommandOptions, verb: str, about: VerbSubject) -> 
     output.leading = (STRANGE, COSTLY) if verb in WEIGHING else output.leading
     if output.emit_file and not options.emit:
         raise Refusal.about(emit_file="name what to write with --emit, such as --emit kubernetes")
-    others = _clusters(options)
-    text = options.pop("pasted", "")
+    others, text = _clusters(options), options.pop("pasted", "")
     launch, name = fill_from_command(text, model, options, output.remarks, about) if text else (None, model)
     if not name:
         raise Refusal(f"MODEL: name one, such as commtax {verb} llama-3.1-8b, or paste a launch command with --from")

@@ -24,18 +24,12 @@ if TYPE_CHECKING:
     from commtax.launch.flags import Launch, Servers
     from commtax.launch.topology import PlacedCluster
 
-
 LOOKED_AT = "looked-at"  # the code of the remark on which server of several kinds an answer is about
 
 
 def fill_from_command(text: str, model: str, options: CommandOptions, remarks: list[str], about: VerbSubject) -> tuple[Launch, str]:
     """Fill options that nobody gave from a command, or the file that holds it, and return it with the model's name."""
-    from commtax.launch.launch_options import (
-        model_of,
-        options_of,
-        read_pasted,
-        unsearched_options,
-    )  # not for those who paste nothing
+    from commtax.launch.launch_options import model_of, options_of, read_pasted, unsearched_options
     from commtax.launch.read_techniques import unread_remarks
 
     launch = read_pasted(text, model)

@@ -41,7 +41,6 @@ def pipeline_command(as_json: bool, **flags: object) -> None:
 
 
 def _budget(kind: Schedule, options: CommandOptions, output: Output) -> NoReturn:
-    """Find the fewest microbatches whose bubble is within the budget, by the schedule's closed form."""
     if options.microbatches is not None:
         raise Refusal("budget: give it or -m, not both")
     refuse(options, ("transfer", "straggler", "svg", "chrome_trace"), "a budget is answered by algebra, for equal stages")
@@ -73,9 +72,7 @@ def parse_durations(options: CommandOptions) -> Durations:
     if straggler:
         match = re.fullmatch(r"(\d{1,9}):(\d{1,9}(?:\.\d{1,9})?)", straggler)
         if not match:
-            raise Refusal(
-                f"straggler '{straggler}': write RANK:FACTOR with a rank from 0 to {stages - 1} and a factor from 0.001 to 1000, "
-                f"such as {stages - 1}:1.5"
-            )
+            ranks = f"a rank from 0 to {stages - 1} and a factor from 0.001 to 1000, such as {stages - 1}:1.5"
+            raise Refusal(f"straggler '{straggler}': write RANK:FACTOR with {ranks}")
         slow[int(match[1])] = float(match[2])
     return durations(stages, (forward, backward, weight), transfer, slow)

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from commtax.launch.flags import Launch
     from commtax.planner.fleet_trials import Trial
 
-
 INTERRUPTED = 130  # the exit code
 MOST_LISTED = 1000  # plans that are listed at most: a table that somebody may still read
 Answer = TypeVar("Answer", ServingPlans, TrainPlans)
@@ -225,7 +224,6 @@ def _train_with_several(order: Order, put: list[Question]) -> NoReturn:
 
 
 def _trains(searched: TrainPlans, launch: Launch) -> StandingPlan:
-    """Rank the pasted job, with its own overlap."""
     pasted, q = CommandOptions(launch.options), searched.question
     run = q.but(
         **launch.axes,
@@ -242,7 +240,6 @@ def _trains(searched: TrainPlans, launch: Launch) -> StandingPlan:
 
 
 def _fleets(order: Order) -> NoReturn:
-    """Find out how many GPUs a rate of requests needs."""
     from commtax.planner.fleets import best_fleets  # not for those who have no rate
     from commtax.report import fleets
 

@@ -1,7 +1,6 @@
 """How far a command is and how long it will take, on a terminal's standard error: from the second second on, in one line.
 
-A command is watched as a whole. Computations count their steps (``commtax.counting``); who reads files or simulates requests says
-more exactly what is done. Nothing is written into a pipe, unless COMMTAX_PROGRESS=always says so; with =never nothing is at all.
+Computations count their steps (``commtax.counting``). COMMTAX_PROGRESS=always writes into a pipe too, =never nothing at all.
 """
 
 import os

@@ -142,8 +142,7 @@ def _other_layout(simulated: ClosedLoop) -> Iterator[Note]:
 
 def _means(o: RequestsInTime) -> list[Note]:
     """Return the closed form's means of a benchmark of clients, which audits compare with a result."""
-    q = o.question
-    offered = q.offered
+    q, offered = o.question, o.question.offered
     drawn = offered.trace is not None or offered.inputs or offered.outputs
     if offered.request_rate or drawn or offered.shared_prefix or offered.unique_prompts or q.requests.disaggregated:
         return []
@@ -201,12 +200,10 @@ def _slo(options: CommandOptions) -> Slo:
     for name in ("ttft", "tpot"):
         if options[name]:
             limits[SPELLED[name]] = number(parse_seconds(options[name], name), name, 0, 1e6, " s")
-    words = [word for text in options.goodput for word in text.replace(",", " ").split()]
-    return slo_of(words, Slo(**limits))
+    return slo_of([word for text in options.goodput for word in text.replace(",", " ").split()], Slo(**limits))
 
 
 def _swept(options: CommandOptions, q: Question) -> tuple[str, tuple[float, ...]] | None:
-    """Return what is swept, by ``--sweep`` or by several numbers of clients."""
     if options.sweep is not None:
         name, values = points(options.sweep)
         if options[name] is not None or q.offered.trace is not None:
@@ -255,8 +252,7 @@ def _sweep(order: Order, q: Question, slo: Slo, name: str, values: tuple[float, 
     for file in ("timeline", "save"):
         if options[file]:
             raise Refusal(f"{file}: is of one run, and a sweep has several", file)
-    questions = [question_at(q, name, value, options.prompts_per_client) for value in values]
-    swept = sweep(name, values, counting.counted(questions))
+    swept = sweep(name, values, counting.counted([question_at(q, name, value, options.prompts_per_client) for value in values]))
     if options.plot:
         plot_sweep(swept, Path(options.plot))
     order.output.answer(sweep_document, show_sweep, swept, slo, code=int(swept.most(slo) is None))

@@ -18,8 +18,7 @@ def worth_command(model: str | None, **flags: object) -> None:
     """Weigh each technique here: overlap, fused collectives, wide experts, context parallelism, drafts."""
     from commtax.report import worths
 
-    options = CommandOptions(flags)
-    source_of = click.get_current_context().get_parameter_source
+    options, source_of = CommandOptions(flags), click.get_current_context().get_parameter_source
     of_requests = check_loads({name: value for name, value in flags.items() if source_of(name) is ParameterSource.COMMANDLINE})
     order = read(model or "", CommandOptions(options), "worth", VerbSubject.LOOP if of_requests else VerbSubject.STEP)
     if not of_requests and options.batch is None and order.launch and any(order.launch.options.get(name) for name in LOADS):

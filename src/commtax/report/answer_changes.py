@@ -1,7 +1,6 @@
-"""Two answers beside each other: what a change of a launch, a plan or a question does to latency, throughput, cost and memory.
+"""Two answers beside each other, read from their JSON documents: what changes in latency, throughput, cost and memory.
 
-Answers are read from their JSON documents, so that one of last week, of another version or of another command is as good as one of
-now. ``figures.toml`` says which figures are compared and where they stand.
+``figures.toml`` says which figures are compared and where they stand.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,13 +31,10 @@ CACHE, TOKENS, TOKENS_PER_GPU, COST = "kv_cache_tokens", "tokens_per_s", "tokens
 KINDS = {"slower": ("faster", "slower", "mixed latency"), "dearer": ("cheaper", "more expensive", "mixed cost")}
 # By whether it was overloaded before, and whether it is after
 CROWDED = {(False, True): "Overloaded", (True, True): "Overloaded, as before", (True, False): "No longer overloaded"}
-MEMORY = {  # by whether it fitted before, if it was there, and whether it fits after
-    (None, True): "It fits",
-    (None, False): "It does not fit",
-    (True, True): "It still fits",
-    (True, False): "It no longer fits",
-    (False, True): "It fits now",
-    (False, False): "It does not fit, as before",
+MEMORY = {  # by whether it fitted before, if it was there: where it does not fit after, and where it does
+    None: ("It does not fit", "It fits"),
+    True: ("It no longer fits", "It still fits"),
+    False: ("It does not fit, as before", "It fits now"),
 }
 
 
@@ -263,24 +259,22 @@ def summary(d: AnswerDifference) -> list[str]:
     crowd = [f"{crowded}{d.after.load}."] if crowded and "overloaded" not in broken else []
     if d.is_same:
         return [" ".join([f"Nothing changes: {d.after.plan}, with the same figures.{broken}", *crowd])]
-    plan = d.after.plan if d.before.plan == d.after.plan else f"{d.before.plan} -> {d.after.plan}"
-    plan = f"New: {d.after.plan}" if d.before.is_nothing else plan
+    was = "New: " if d.before.is_nothing else "" if d.before.plan == d.after.plan else f"{d.before.plan} -> "
     briefs = {number: list[str]() for number in (0, 1, 2)}
     for change in d.changes:
         before, after = write_figure(change.figure, change.before), write_figure(change.figure, change.after)
         moved = f"{before} -> {after} ({write_change(change)})"
         briefs[change.figure.line].append(f"{change.figure.brief} {after if d.before.is_nothing or change.is_same else moved}")
-    lines = ["; ".join(briefs[number]) for number in (1, 2)]
-    kind = ", ".join(_kinds(d))
+    lines, kind = ["; ".join(briefs[number]) for number in (1, 2)], ", ".join(_kinds(d))
     room = next((change for change in d.changes if change.figure.key == CACHE and change.after), None)
     cache = f": the KV cache of each server holds {write_figure(room.figure, room.after)} tokens" if room and d.after.fits else ""
     if cache and room and not room.is_same and room.before is not None:
         cache += f", {write_figure(room.figure, room.before)} before"
     missing = d.after.value(["shortfall_bytes"])
     lacking = f": each GPU is {float(missing) / 2**30:,.1f} GiB short" if isinstance(missing, int | float) and missing > 0 else ""
-    words = MEMORY[None if d.before.is_nothing else d.before.fits, d.after.fits]
+    words = MEMORY[None if d.before.is_nothing else d.before.fits][d.after.fits]
     return [
-        f"{plan}{f': {kind}' if kind else ''}.{broken}",
+        f"{was}{d.after.plan}{f': {kind}' if kind else ''}.{broken}",
         *(f"{line[0].upper()}{line[1:]}." for line in lines[:1] if line),
         " ".join([*(f"{line[0].upper()}{line[1:]}." for line in lines[1:] if line), f"{words}{cache or lacking}.", *crowd]),
     ]

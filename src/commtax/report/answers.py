@@ -1,7 +1,4 @@
-"""Every kind of answer as Python shows it and hands it on: words of the terminal, a page, a document, rows, a figure.
-
-What a kind of answer needs is imported when one of that kind is shown.
-"""
+"""Every kind of answer as Python shows it and hands it on: words of the terminal, a page, a document, rows, a figure."""
 
 from __future__ import annotations
 

@@ -32,8 +32,6 @@ PROMPTED = ("prompt_tokens_per_s", "ttft_s")
 PRICED = ("step_s", "low_s", "high_s", "compute_s", "exposed_comm_s", "comm_fraction")
 # Axes whose communication a served step tells apart; a training step has five taxes
 APART: list[str] = table("report/words.toml")["apart"]
-
-
 SHARED = "The global batch, sequences of the step over all replicas, is alike for all plans; batch is the share of each replica"
 PER_STEP = {"decode": " in a decode step", "prefill": " in a step of prompts"}  # what is compared of a server
 AXES = {"sequences": "global batch"}
@@ -107,8 +105,7 @@ def comparison_words(compared: Comparison) -> list[str]:
     steps, shares = [float(b.step_s) for _, b in priced], [float(b.comm_fraction) for _, b in priced]
     span = f"Steps of {format_seconds(min(steps))} to {format_seconds(max(steps))}"
     exposed = " to ".join(dict.fromkeys(f"{share:.0%}" for share in (min(shares), max(shares))))
-    prefill = _prefills(compared)
-    fitting = [(row, b) for row, b in priced if fits(b)] or priced
+    prefill, fitting = _prefills(compared), [(row, b) for row, b in priced if fits(b)] or priced
     row, best = max(fitting, key=lambda pair: float(pair[1].prompt_tokens_per_s if prefill else pair[1].tokens_per_s))
     rate = float(best.prompt_tokens_per_s if prefill else best.tokens_per_s)
     where = ", ".join(f"{axis} {value}" for axis, value in zip(compared.axes, row.at, strict=True))
@@ -192,7 +189,6 @@ def plans_document(compared: PlanTable) -> Record:
 
 
 def _remarks(compared: PlanTable) -> list[str]:
-    """Return what matters to all plans: how sequences are shared out, and assumed constants."""
     noted = [(note, row.plan) for row in compared.rows if row.bill is not None for note in row.bill.notes]
     assumed = dict.fromkeys(note for note, _ in noted if note.code == "assumed-links")
     uneven = dict.fromkeys(plan for note, plan in noted if note.code == "imbalance")
@@ -235,8 +231,7 @@ def show_plans(console: Console, compared: PlanTable) -> None:
     marks = [_mark(row, compared) if row.bill else Text("not legal", style="red") for row in compared.rows]
     show_table(console, [*columns, ""], zip(*columns.values(), marks, strict=True), table.spare_headings())
     _heat_maps(console, compared)
-    refusals = dict.fromkeys(f"{row.plan}: {row.refused}" for row in compared.rows if row.refused)
-    notes(console, (*refusals, *_remarks(compared)))
+    notes(console, (*dict.fromkeys(f"{row.plan}: {row.refused}" for row in compared.rows if row.refused), *_remarks(compared)))
 
 
 def fastest_words(compared: PlanTable) -> str:
@@ -246,7 +241,6 @@ def fastest_words(compared: PlanTable) -> str:
 
 
 def _show_served(console: Console, compared: PlanTable) -> None:
-    """Show which plan serves most whole requests, and a line for each plan and load."""
     most = f"Most tokens/s of whole requests of {length_words(compared.served[0].question, True)}"
     say(console, _winners(compared, compared.served, most, "at concurrency {}"), ANSWER)
     table, rows = figure_table("served"), list[Record]()
@@ -343,13 +337,10 @@ class HeatMap:
 
 def _maps(compared: PlanTable) -> list[HeatMap]:
     links, loads = list(compared.links), compared.values("sequences")
-    maps = []
-    if len(loads) > 1:
-        link = links[0] if links else ""
-        maps.append(HeatMap(f"plan x global batch{', ' * bool(link)}{link}", "sequences", loads, link))
-    if len(links) > 1:
-        maps.append(HeatMap(f"plan x link, global batch {loads[0]}", "link", links, sequences=loads[0]))
-    return maps
+    link = links[0] if links else ""
+    by_load = HeatMap(f"plan x global batch{', ' * bool(link)}{link}", "sequences", loads, link)
+    by_link = HeatMap(f"plan x link, global batch {loads[0]}", "link", links, sequences=loads[0])
+    return [by_load] * (len(loads) > 1) + [by_link] * (len(links) > 1)
 
 
 def _heat_maps(console: Console, compared: PlanTable) -> None:
@@ -366,7 +357,6 @@ def _heat_maps(console: Console, compared: PlanTable) -> None:
 
 
 def rate_name(compared: PlanTable) -> str:
-    """Return what plans are ranked by."""
     return "prompt tokens/s" if compared.phase == "prefill" else "tokens/s"
 
 
@@ -375,8 +365,7 @@ def _heat(row: PlanRow | None, best: float) -> Text:
         return Text("–" if row and row.bill else "·", style="dim")
     share = row.rate / best
     level = 4 if share >= 0.95 else 3 if share >= 0.8 else 2 if share >= 0.5 else 1
-    style = ("", "dim", "", "bold", "bold green")[level]
-    return Text(f"{row.rate:,.0f} {BLOCKS[level] * level:<4}", style=style)
+    return Text(f"{row.rate:,.0f} {BLOCKS[level] * level:<4}", style=("", "dim", "", "bold", "bold green")[level])
 
 
 def plot_plans(compared: PlanTable, path: Path | None) -> "plots.Figure":
@@ -384,8 +373,6 @@ def plot_plans(compared: PlanTable, path: Path | None) -> "plots.Figure":
     maps = _maps(compared) or [HeatMap("plan x global batch", "sequences", compared.values("sequences"))]
 
     def draw(figure: "plots.Figure") -> None:
-        import numpy as np
-
         panels = figure.subplots(1, len(maps), squeeze=False)[0]
         names = [str(name) for name in compared.values("plan")]
         for panel, drawn in zip(panels, maps, strict=True):

@@ -18,8 +18,6 @@ Value = int | float | str | None
 Record = dict[str, object]  # what is written as a JSON object, a document or a row of one: nobody reads its values back
 LEFT_OUT = object()  # a value that its document does not have this time
 Way = Callable[[object], object]
-
-
 # How a value is told
 WAYS: dict[str, Way] = {
     "": lambda value: value,
@@ -130,10 +128,6 @@ def document(name: str, q: Question, /, **parts: object) -> Record:
     loras = plan.max_loras if plan.lora_rank else None
     shared = plan.dcp if np.any(np.asarray(plan.dcp) > 1) else None
     kinds = record("plan", plan=plan, sharing=shared, max_loras=loras, weights_dtype=plan.weights_dtype or "checkpoint")
-    usual: Record = {
-        "engine": engine_name(q),
-        "plan": facts(plan, *SIZES) | kinds,
-        "idle_gpus": q.cluster.num_gpus - q.plan.all_gpus,
-        "techniques": [text for _, text in techniques_on(q)],
-    }
+    usual: Record = {"engine": engine_name(q), "plan": facts(plan, *SIZES) | kinds}
+    usual |= {"idle_gpus": q.cluster.num_gpus - plan.all_gpus, "techniques": [text for _, text in techniques_on(q)]}
     return record(name, question=q, **(usual | parts))

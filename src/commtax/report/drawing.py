@@ -1,8 +1,6 @@
-"""Text and tables as lines of a width, drawn by Rich on a terminal and without it in a pipe: there it would take as long as many
-answers. Both get the same lines, but that a pipe of no stated width keeps sentences whole.
+"""Text and tables as lines of a width, for Rich on a terminal and without it in a pipe, where it would take too long to load.
 
-Numbers are never folded. Text folds to a few lines; what a narrow screen can do without goes, the least important first. Where not
-even the rest has room, there is no table: rows become short records instead.
+Numbers are never folded. A narrow screen lacks the least important columns; where the others have no room, rows are short records.
 """
 
 import re
@@ -18,7 +16,6 @@ if TYPE_CHECKING:
     from rich.console import Console as RichConsole
     from rich.console import ConsoleOptions
     from rich.text import Text as RichText
-
 
 BETWEEN = 2  # columns
 WIDE_TEXT = 36  # columns from which on text is no name, and may fold to many lines
@@ -51,7 +48,6 @@ class Needs:
         return cls(whole, (whole if whole <= SHORT else first, *others), tuple(map(word_widths, cells)))
 
     def lines(self, width: int) -> list[int]:
-        """Count the lines that each cell takes."""
         return [count_lines(words, width) for words in self.cells]
 
 
@@ -272,7 +268,6 @@ def _spread(needs: Sequence[Needs], at: int, width: int) -> tuple[int, ...]:
         more, i = min(gains)
         widths[i], left = widths[i] + more, left - more
         heights[folding.index(i)] = needs[i].lines(widths[i])
-    widths = list(widths)
     for i, need in enumerate(needs):
         more = min(left, need.whole - widths[i])
         if not need.cells and more == need.whole - widths[i]:
@@ -288,8 +283,7 @@ def _least_gain(need: Needs, width: int, left: int, rows: Mapping[int, Sequence[
     most = high
     while low < high:
         middle = (low + high) // 2
-        shorter = sum(map(max, need.lines(width + middle), others)) < height
-        low, high = (low, middle) if shorter else (middle + 1, high)
+        low, high = (low, middle) if sum(map(max, need.lines(width + middle), others)) < height else (middle + 1, high)
     return high if high < most else 0
 
 

@@ -29,8 +29,7 @@ def show_traffic(console: Console, sent: Traffic) -> None:
     """Show the sum, then every collective of the step: what, how large, how often, over which link."""
     rows = []
     for line in sent.lines:
-        item = line.item
-        link = f"{line.link} (crosses hosts)" if line.crosses_hosts else line.link
+        item, link = line.item, f"{line.link} (crosses hosts)" if line.crosses_hosts else line.link
         sizes = (format_bytes(item.nbytes), f"{item.ranks:g}", f"{item.count:,.0f}", format_bytes(item.sent_bytes_per_rank))
         rows.append((item.axis, item.what, item.op, *sizes, link, item.note))
     q, total, stages = sent.question, format_bytes(sent.sent_bytes_per_rank), int(sent.question.plan.pp)
@@ -72,7 +71,13 @@ def show_fit(console: Console, judged: Fit | TrainFit) -> None:
             tables.say(console, "  Nothing that was tried fits: use more GPUs or a smaller model.")
     remarks = _show_serving(console, judged) if not judged.trains else ()
     if judged.trains:
-        _show_training(console, judged)
+        q, plan = judged.question, judged.question.plan
+        kinds = f"{plan.schedule}, ZeRO {plan.zero}, recompute {plan.recompute}"
+        sharded = f"sequence parallel {'on' if plan.sequence_parallel else 'off'}"
+        size = f"microbatch {q.micro_batch} x {q.context:,.0f} tokens, {plan.microbatches} per step"
+        tables.say(console, f"{size}, {kinds}, {sharded}", "dim")
+        parts = (*_trained_parts(judged), ("total", float(judged.memory.total), ""))
+        _show_parts(console, f"{format_bytes(judged.budget_bytes)} usable, stage 1 of {plan.pp}", judged, parts)
     tables.notes(console, (*judged.question.notes, *remarks))
 
 
@@ -80,9 +85,8 @@ def fit_words(judged: Fit | TrainFit) -> str:
     q = judged.question
     fails = "does not fit" if judged.trains or not judged.holds_one else "does not start"
     model = f"{tables.model_words(q.model)}{' training' * judged.trains} {'fits' if judged.fits else fails}"
-    chosen = ""
-    if not judged.trains and judged.chosen:
-        chosen = "the smallest plan that fits is " if judged.fits else "the closest plan is "
+    closest = "the smallest plan that fits is " if judged.fits else "the closest plan is "
+    chosen = "" if judged.trains or not judged.chosen else closest
     return f"{model} on {tables.cluster_words(q)}{':' if judged.fits else ';'} {chosen}{describe_gpus(q.plan)}"
 
 
@@ -124,7 +128,6 @@ def _show_serving(console: Console, judged: Fit) -> tuple[str, ...]:
 
 
 def _say_logged(console: Console, judged: Fit) -> None:
-    """Print the room for KV as the engine logs it at the start, and what it is made of."""
     limits, engine = judged.question.limits, judged.question.engine
     low, high = judged.kv_tokens_range
     facts = {name: getattr(limits, name) for name in (LENGTH, SEQS, "max_num_batched_tokens")}
@@ -167,7 +170,6 @@ def _served_parts(judged: Fit) -> Iterator[tuple[str, float, str]]:
 
 
 def _warnings(judged: Fit) -> Iterator[str]:
-    """Yield what a fit should know about itself."""
     chip, longest, model = judged.question.cluster.chip, judged.question.limits.max_model_len, judged.question.model
     if judged.budget_bytes + judged.graph_bytes > chip.visible_bytes:
         graphs = f"CUDA graphs ({format_bytes(judged.graph_bytes)})"
@@ -181,23 +183,12 @@ def _warnings(judged: Fit) -> Iterator[str]:
         yield "layers with and without a window share the blocks in equal groups: a token costs as if all stored it, a request less"
 
 
-def _show_training(console: Console, judged: TrainFit) -> None:
-    q, plan = judged.question, judged.question.plan
-    kinds = f"{plan.schedule}, ZeRO {plan.zero}, recompute {plan.recompute}"
-    sharded = f"sequence parallel {'on' if plan.sequence_parallel else 'off'}"
-    length = f"{q.context:,.0f} tokens"
-    tables.say(console, f"microbatch {q.micro_batch} x {length}, {plan.microbatches} per step, {kinds}, {sharded}", "dim")
-    parts = (*_trained_parts(judged), ("total", float(judged.memory.total), ""))
-    _show_parts(console, f"{format_bytes(judged.budget_bytes)} usable, stage 1 of {plan.pp}", judged, parts)
-
-
 def _trained_parts(judged: TrainFit) -> Iterator[tuple[str, float, str]]:
-    q = judged.question
     remarks = {
         "parameters": "bf16",
-        "gradients": q.plan.grads_dtype,
+        "gradients": judged.question.plan.grads_dtype,
         "optimizer": "Adam: fp32 master, two moments",
-        "activations": f"of the microbatches in flight; {q.engine.trains.attention} attention",
+        "activations": f"of the microbatches in flight; {judged.question.engine.trains.attention} attention",
         "logits": "bf16 and fp32",
     }
     return ((name, float(getattr(judged.memory, name)), note) for name, note in remarks.items())
@@ -208,16 +199,11 @@ def fit_document(judged: Fit | TrainFit) -> Record:
     if judged.trains:
         return document("fit-train", judged.question, fit=judged, parts=facts(judged.memory, *HELD))
     low, high = judged.kv_tokens_range
-    return document(
-        "fit",
-        judged.question,
-        fit=judged,
-        states=judged if judged.state_bytes_per_sequence else LEFT_OUT,
-        weights=[record("fit-weights", line=line) for line in judged.weights],
-        kv_tokens_low=low,
-        kv_tokens_high=high,
-        roomier=roomier_record(judged.roomier, judged) if judged.roomier else None,
-    )
+    parts: Record = {"kv_tokens_low": low, "kv_tokens_high": high}
+    parts["weights"] = [record("fit-weights", line=line) for line in judged.weights]
+    states = judged if judged.state_bytes_per_sequence else LEFT_OUT
+    roomier = roomier_record(judged.roomier, judged) if judged.roomier else None
+    return document("fit", judged.question, fit=judged, states=states, roomier=roomier, **parts)
 
 
 def roomier_record(roomier: Fit, judged: Fit) -> Record:

@@ -36,6 +36,7 @@ UNITS: Mapping[str, tuple[Callable[..., str], str]] = {
     "text": (lambda value, _: str(value), ""),
 }
 PAGE_UNITS = {"mean": "count", "odds": "share", "growth": "share", "money": "usd"}  # units that the page writes as others
+Rows = Sequence[Mapping[str, object]]
 NONE: Mapping[str, Sequence[object]] = {}
 RANGE = ".range"  # behind a key: the 80% range of that figure
 
@@ -95,15 +96,12 @@ class FigureTable:
             return self.figure(key).heading
         return ">80% range" if self.figure(key.removesuffix(RANGE)).unit == "seconds" else ">range"
 
-    def cells(
-        self, rows: Sequence[Mapping[str, object]], left_out: Iterable[str] = (), ready: Mapping[str, Sequence[object]] = NONE
-    ) -> dict[str, list[str]]:
+    def cells(self, rows: Rows, left_out: Iterable[str] = (), ready: Mapping[str, Sequence[object]] = NONE) -> dict[str, list[str]]:
         """Return the columns of a terminal. Rows are what values are looked up in, but for ``ready`` figures, which have them."""
         columns = {key: ready.get(key) or [self._value(key, row) for row in rows] for key in self.columns if key not in left_out}
         return {self.heading(key): list(map(self.figure(key.removesuffix(RANGE)).write, x)) for key, x in columns.items()}
 
-    def show(self, console: Console, rows: Sequence[Mapping[str, object]]) -> None:
-        """Show the rows as a table."""
+    def show(self, console: Console, rows: Rows) -> None:
         cells = ([self.figure(key.removesuffix(RANGE)).write(self._value(key, row)) for key in self.columns] for row in rows)
         show_table(console, list(map(self.heading, self.columns)), cells, self.spare_headings())  # headings may be alike
 
@@ -135,8 +133,7 @@ class FigureTable:
 @cache
 def figures() -> Mapping[str, AnswerFigure]:
     """Return every figure by its key."""
-    listed = table("report/figures.toml")["figures"]
-    return {key: record_from(AnswerFigure, {"key": key, **row}) for key, row in listed.items()}
+    return {key: record_from(AnswerFigure, {"key": key, **row}) for key, row in table("report/figures.toml")["figures"].items()}
 
 
 @cache

@@ -51,7 +51,6 @@ def question_title(q: Question) -> str:
 
 
 def layer_drawing(layer: LayerTimeline) -> str:
-    """Return a step's layer as a picture for a page."""
     from commtax.report.answer_pages import layer_picture  # not for those who print
 
     return layer_picture(layer)

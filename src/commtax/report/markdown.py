@@ -1,7 +1,6 @@
 """Answers as Markdown for a pull request: what changed, in a few lines and a table.
 
-Names come from files that anybody may propose to change. They are shown as code, so that none of them can mention a person, draw
-a picture or end the table.
+Names, which anybody may propose, are shown as code, so that none can mention a person, draw a picture or end the table.
 """
 
 from collections.abc import Iterable, Sequence

@@ -62,8 +62,7 @@ def _grid(console: Console, t: Timeline) -> None:
         unit /= 4  # starts between the units: finer columns, so that nothing is drawn over
     columns = max(1, round(t.span_s / unit))
     room, names = console.width - NAMES - 1, t.lanes[:MOST_ROWS]
-    bands = min(-(-columns // room), max(1, MOST_ROWS // len(names)))
-    shown = min(columns, bands * room)
+    shown = min(columns, max(1, MOST_ROWS // len(names)) * room)
     rows = [_cells(t, rank, unit, shown) for rank in range(len(names))]
     for start in range(0, shown, room):
         if start:
@@ -88,8 +87,7 @@ def _cells(t: Timeline, rank: int, unit: float, shown: int) -> list[tuple[str, s
     cells: list[tuple[str, str]] = [("·", "dim")] * shown
     for i in np.flatnonzero(t.lane == rank).tolist():
         first, last = round(float(t.start_s[i]) / unit), round(float(t.end_s[i]) / unit)
-        kind = t.kinds[int(t.kind[i])]
-        digit = int(numbers[i]) % 10
+        kind, digit = t.kinds[int(t.kind[i])], int(numbers[i]) % 10
         sign = {"F": str(digit), "W": "w", "F&B": "ABCDEFGHIJ"[digit]}.get(kind, "abcdefghij"[digit])
         for column in range(first, min(max(last, first + 1), shown)):
             cells[column] = (sign, KINDS[kind][2])
@@ -97,15 +95,9 @@ def _cells(t: Timeline, rank: int, unit: float, shown: int) -> list[tuple[str, s
 
 
 def pipeline_document(ran: PipelineRun) -> Record:
-    times = ran.times
-    return record(
-        "pipeline",
-        ran=ran,
-        chunks=ran.kind.chunks or ran.v,
-        times=[times.forward, times.backward, times.weight],
-        straggler={str(rank): factor for rank, factor in times.rank_factors.items()},
-        idle_by_rank_s=ran.timeline.idle_s(),
-    )
+    times, chunks, idle_s = ran.times, ran.kind.chunks or ran.v, ran.timeline.idle_s()
+    passes, slow = [times.forward, times.backward, times.weight], {str(rank): x for rank, x in times.rank_factors.items()}
+    return record("pipeline", ran=ran, chunks=chunks, times=passes, straggler=slow, idle_by_rank_s=idle_s)
 
 
 def pipeline_rows(ran: PipelineRun) -> list[Record]:
@@ -120,8 +112,7 @@ def to_svg(t: Timeline, ground: str = "white") -> str:
     if len(t.lane) > MAX_SVG_BOXES:
         raise Refusal(f"svg: {len(t.lane):,} boxes are more than the {MAX_SVG_BOXES:,} that are drawn; use --chrome-trace")
     wide, high, left = 1200.0, 26, 70
-    scale = wide / t.span_s
-    height = len(t.lanes) * high + 40
+    scale, height = wide / t.span_s, len(t.lanes) * high + 40
     ink, style = "black" if ground == "white" else "currentColor", "font-family:sans-serif;font-size:11px"
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + wide + 10:.0f} {height}" style="{style}">']
     parts.append(f'<rect width="100%" height="{height}" fill="{ground}"/>')
@@ -156,14 +147,10 @@ def page_pipeline(b: StepBill) -> Record:
     t, idle = ran.timeline, ran.over_total
     columns = (t.lane, t.start_s, t.end_s, [t.kinds[kind] for kind in t.kind], np.asarray(t.number))
     names = ("stage", "start", "end", "kind", "microbatch")
-    return _drawing_record(
-        f"{idle:.1%} idle as simulated; {b.bubble_fraction:.1%} of the whole step, which has taxes and an update too",
-        lanes=[f"stage {i}" for i in range(p)],
-        bars=[dict(zip(names, box, strict=True)) for box in zip(*columns, strict=True)],
-        total=t.span_s,
-        bubble_fraction=idle,
-        formula=f"(pp−1)/(M+pp−1) = {p - 1}/({m}+{p}−1) = {napkin.bubble_fraction(p, m):.1%} for 1F1B",
-    )
+    note = f"{idle:.1%} idle as simulated; {b.bubble_fraction:.1%} of the whole step, which has taxes and an update too"
+    lanes, bars = [f"stage {i}" for i in range(p)], [dict(zip(names, box, strict=True)) for box in zip(*columns, strict=True)]
+    formula = f"(pp−1)/(M+pp−1) = {p - 1}/({m}+{p}−1) = {napkin.bubble_fraction(p, m):.1%} for 1F1B"
+    return _drawing_record(note, lanes=lanes, bars=bars, total=t.span_s, bubble_fraction=idle, formula=formula)
 
 
 def plot_pipeline(ran: PipelineRun, path: Path | None) -> Figure:

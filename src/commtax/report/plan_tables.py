@@ -25,6 +25,7 @@ from commtax.words import words
 
 MARK, OTHER_MARK = "◆", "◇"  # of the recommended plan, in tables and in the picture of the front
 NEAREST = 5  # plans that are shown where none is good
+Listed = Sequence[tuple[ServingPlans, ServingColumns, int]]  # plans of one or several answers, each by its row
 CODED = ("mode", "dtype", "exchange", "sure_ttft_s", "sure_tpot_s")  # columns that no table shows: codes, and times with a margin
 
 
@@ -48,11 +49,9 @@ def show_ranked(
 ) -> None:
     """Show plans under a line that says what their order and the mark mean, and how many GPUs they use where most use all."""
     usual = there if 2 * gpus.count(there) >= len(gpus) else gpus[0] if len(set(gpus)) == 1 and not there else 0
-    names, fewer = list(columns), [""] * len(gpus)
+    names, fewer = list(columns), [f" ({plural(n, 'GPU')})" if usual and n != usual else "" for n in gpus]
     after = names.index("plan") + 1
     counted = {} if usual else {">GPUs": [f"{n:,}" for n in gpus]}
-    if usual:
-        fewer = ["" if n == usual else f" ({plural(n, 'GPU')})" for n in gpus]
     plans = [plan + few for plan, few in zip(columns["plan"], fewer, strict=True)]
     shown = {name: columns[name] for name in names[: after - 1]} | {"plan": plans} | counted
     shown |= {name: columns[name] for name in names[after:]}
@@ -70,9 +69,7 @@ def show_ranked(
     show_table(console, list(shown), zip(*shown.values(), strict=True), spare, apart=not sentence)
 
 
-def behind_notes(
-    listed: Sequence[tuple[ServingPlans, ServingColumns, int]], worths: Sequence[float], at: Sequence[int]
-) -> Iterator[Note]:
+def behind_notes(listed: Listed, worths: Sequence[float], at: Sequence[int]) -> Iterator[Note]:
     """Yield which plans, ``at`` places of a ranking, stand behind others with worse figures, and why. ``worths`` rank them."""
     reasons, least = dict[Note, list[str]](), inf
     for place, (a, rows, i), worth in zip(at, listed, worths, strict=True):
@@ -131,7 +128,6 @@ def served_row(a: ServingPlans, rows: ServingColumns, i: int) -> Record:
 
 
 def trained_parts(a: TrainPlans, rows: TrainColumns, i: int) -> Record:
-    """Return what documents and tables of training plans are made of."""
     rate = a.tokens_per_s(rows, i)
     return {
         "row": RowValues(rows, i),
@@ -149,12 +145,12 @@ def trained_row(a: TrainPlans, rows: TrainColumns, i: int) -> Record:
     return record("plan-training", **trained_parts(a, rows, i))
 
 
-def plan_names(listed: Sequence[tuple[ServingPlans, ServingColumns, int]]) -> list[str]:
+def plan_names(listed: Listed) -> list[str]:
     """Return plans in words, with the type of their weights where several were compared."""
     return [a.layout(rows, i) + dtype_words(a.question, int(rows.dtype[i])) for a, rows, i in listed]
 
 
-def gpus_of(listed: Sequence[tuple[ServingPlans, ServingColumns, int]]) -> list[int]:
+def gpus_of(listed: Listed) -> list[int]:
     return [int(rows.gpus[i]) for _, rows, i in listed]
 
 
@@ -179,8 +175,7 @@ def served_rows(a: ServingPlans) -> list[Record]:
 
 def trained_rows(a: TrainPlans) -> list[Record]:
     """Return every plan that fits, fastest first."""
-    rows = a.plans
-    made = list[Record]()
+    rows, made = a.plans, list[Record]()
     for i in range(len(rows)):
         head = {"plan": a.gpu_words(rows, i), "recommended": i == a.recommended, "kind": a.kind_words(rows, i)}
         made.append(head | record("plan-training-sizes", row=RowValues(rows, i)))
@@ -196,8 +191,7 @@ def show_training_plans(console: Console, a: TrainPlans, top: int) -> Remarks:
     splits = a.splits()
     _show_ranked_training(console, a, a.plans.take(splits), top, int(np.flatnonzero(splits == a.recommended)[0]))
     listed = f"--top N --json lists the first N of all {len(a.plans):,} that fit"
-    best = f"the best microbatch, recomputation and schedule of each split; {listed}"
-    return (best, *run_notes(a)), ()
+    return (f"the best microbatch, recomputation and schedule of each split; {listed}", *run_notes(a)), ()
 
 
 def _show_ranked_training(console: Console, a: TrainPlans, rows: TrainColumns, top: int, recommended: int | None = None) -> None:

@@ -48,8 +48,6 @@ DEFINITION = (
 )
 WIDTH, HEIGHT, EDGE = 60, 10, 10  # signs of the picture at most, and of the figures at its left
 HEAD = "Pareto front: tokens/s per GPU (upwards) against tokens/s per user (to the right)"
-
-
 Plans = ServingPlans | TrainPlans
 Rows = TypeVar("Rows", ServingColumns, TrainColumns)
 MOST = {"throughput": "most tokens/s", "cost": "cheapest"}  # what the point that counts nothing but the objective is called
@@ -98,7 +96,6 @@ def recommended_words(a: Plans) -> str:
 
 
 def _show_serving_plans(console: Console, a: ServingPlans, top: int) -> Remarks:
-    """Show the ranking and the front, or the nearest plans, and return what is left to remark."""
     if not len(a.plans):
         if len(a.near):
             _show_ranking(console, a, a.near, plan_tables.NEAREST)
@@ -176,11 +173,9 @@ def shorten_rejected(rejected: Iterable[Rejected]) -> list[Rejected]:
     lines = []
     for (rule, where), group in groups.items():
         sizes = [str(r.tp) for r in group]
-        if len(group) == 1 or "{tp}" not in rule:
-            lines += group
-        else:
-            degrees = f"{', '.join(sizes[:-1])} or {sizes[-1]}"
-            lines.append(Rejected(f"TP {', '.join(sizes)}{where}", rule.replace("{tp}", degrees)))
+        if len(group) > 1 and "{tp}" in rule:
+            group = [Rejected(f"TP {', '.join(sizes)}{where}", rule.replace("{tp}", f"{', '.join(sizes[:-1])} or {sizes[-1]}"))]
+        lines += group
     return lines
 
 
@@ -203,16 +198,9 @@ def plans_document(a: Plans, top: int, pasted: StandingPlan | None = None) -> Re
     if more := a.roomier:
         room = roomier_record(recommended_fit(more), recommended_fit(a))
         roomier = {**room, "recommended": plan_tables.served_row(more, more.plans, more.recommended)}
-    return document(
-        "plan-served",
-        a.question,
-        **_rankings(a, a.plans, a.near, row, top),
-        definition=DEFINITION,
-        places=places,
-        front=[{"tokens_per_s_per_gpu": float(g), "tokens_per_s_per_user": float(u)} for g, u in front],
-        pasted=standing,
-        roomier=roomier,
-    )
+    drawn = [{"tokens_per_s_per_gpu": float(g), "tokens_per_s_per_user": float(u)} for g, u in front]
+    parts = _rankings(a, a.plans, a.near, row, top) | {"definition": DEFINITION, "places": places, "front": drawn}
+    return document("plan-served", a.question, **parts, pasted=standing, roomier=roomier)
 
 
 def _rankings(a: Plans, plans: Rows, near: Rows, row: Callable[[Rows, int], Record], top: int) -> Record:
@@ -229,8 +217,7 @@ def _rankings(a: Plans, plans: Rows, near: Rows, row: Callable[[Rows, int], Reco
 
 def drawn_front(a: ServingPlans, room: int) -> list[Sketch]:
     """Draw the Pareto front: what a user gets (across) against what a GPU gives (up)."""
-    width = min(WIDTH, room - EDGE)
-    front = a.front
+    width, front = min(WIDTH, room - EDGE), a.front
     if len(front) < 3 or a.question.requests.output_len == 1:
         return []
     x, y = front.tokens_per_s_per_user, front.tokens_per_s_per_gpu

@@ -25,8 +25,7 @@ _GROUND = ("figure.facecolor", "axes.facecolor", "savefig.facecolor", "legend.fa
 _INK = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
 # Settings for a notebook, light or dark: no ground, and a grey that stands out from white and from black alike
 _ON_ANY_GROUND = dict.fromkeys(_GROUND, "none") | dict.fromkeys(_INK, "#7a7a7a")
-DASHES = ("-", "--", "-.", ":")
-SUFFIXES = (".svg", ".png", ".pdf")
+DASHES, SUFFIXES = ("-", "--", "-.", ":"), (".svg", ".png", ".pdf")
 _UNDATED = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 MOST_BARS = 15
 BarRow = tuple[str, float] | tuple[str, float, float, float]  # a label, a number, and the ends of its range where it has one
@@ -129,8 +128,7 @@ def plot_bars(rows: Sequence[BarRow], unit: str, title: str, path: Path | None, 
         axes.margins(x=0.12)
         axes.grid(True, axis="x", alpha=0.3)
         axes.set_axisbelow(True)
-        more = f" (the first {MOST_BARS} of {len(rows):,})" if len(rows) > MOST_BARS else ""
-        entitle(axes, title + more)
+        entitle(axes, title + (f" (the first {MOST_BARS} of {len(rows):,})" if len(rows) > MOST_BARS else ""))
         axes.set_xlabel("" if unit in WRITTEN else unit)
 
     return picture(path, draw, (8, 1.2 + 0.3 * len(shown)))
@@ -140,8 +138,7 @@ def plot_latencies(runs: Sequence[Mapping[str, float]], title: str, path: Path |
     """Plot TTFT and TPOT with their ranges over clients, or as bars where there is one number of them."""
     if len(runs) == 1:
         run = runs[0]
-        times = (("TTFT", "ttft"), ("TPOT", "tpot"))
-        rows = [(name, run[f"{key}_s"], run[f"{key}_low_s"], run[f"{key}_high_s"]) for name, key in times]
+        rows = [(key.upper(), run[f"{key}_s"], run[f"{key}_low_s"], run[f"{key}_high_s"]) for key in ("ttft", "tpot")]
         return plot_bars([row for row in rows if row[1] == row[1]], "s", title, path)  # without a second token there is no TPOT
 
     def draw(figure: "Figure") -> None:

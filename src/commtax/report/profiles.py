@@ -12,7 +12,7 @@ from commtax.report.drawing import Console
 from commtax.report.tables import drop_empty_columns, notes, say, show_table
 from commtax.spec import LATENCIES, Deployment, Profile, RunLesson
 from commtax.units import format_bytes, format_rate, format_seconds, format_si, plural
-from commtax.verbs.profiles import LatencyDifference, ProfileCoverage, ProfileDifference, constants_of
+from commtax.verbs.profiles import ProfileCoverage, ProfileDifference, constants_of
 
 PART_COLUMNS = ("profiled step", ">sequences", ">see", "part", ">measured", ">catalogue", ">off")
 MOVE_COLUMNS = ("its runs moved", ">by", ">80% range", ">before any run")
@@ -65,8 +65,7 @@ def _show_runs(console: Console, name: str, runs: Sequence[TaughtRun], taught: M
         show_table(console, PART_COLUMNS, cells, ("see", "sequences", "catalogue"), name)
         name = ""
     if taught:
-        moved = [(constant, *move_words(change)) for constant, change in taught.items()]
-        show_table(console, MOVE_COLUMNS, moved, title=name)
+        show_table(console, MOVE_COLUMNS, [(constant, *move_words(change)) for constant, change in taught.items()], title=name)
 
 
 def deployment_words(d: Deployment) -> str:
@@ -106,10 +105,8 @@ def profile_document(profile: Profile) -> Record:
     for run in runs_of(profile.lessons):
         offs = {metric: lesson.measured_s / lesson.catalogue_s - 1 for metric, lesson in run.lessons.items()}
         latencies = {metric: record("profile-latency", lesson=run.lessons[metric], off=off) for metric, off in offs.items()}
-        served, parts = (
-            {name: latencies.get(name) for name in LATENCIES},
-            {x: latencies[x] for x in latencies if x not in LATENCIES},
-        )
+        served = {name: latencies.get(name) for name in LATENCIES}
+        parts = {x: latencies[x] for x in latencies if x not in LATENCIES}
         runs.append(record("profile-run", lesson=run.first, deployment=run.deployment, **served, parts=parts or None))
     moved = [
         record("profile-move", deployment=deployment, name=name, change=change, off=math.expm1(change.log))
@@ -146,11 +143,9 @@ def show_difference(console: Console, compared: ProfileDifference) -> None:
         show_table(console, ("constant", *columns), moved)
     for deployment, rows in groupby(compared.latencies, key=lambda x: x.lesson.deployment):
         heads = ("latency", ">clients", ">prompt", ">answer", *columns)
-        show_table(console, heads, map(_latency_row, rows), title=deployment_words(deployment))
-
-
-def _latency_row(x: LatencyDifference) -> tuple[str, ...]:
-    return metric_words(x.lesson.metric), *_load(x.lesson), _ms(x.before_s), _ms(x.after_s), _change(x.change)
+        ends = ((x, (_ms(x.before_s), _ms(x.after_s), _change(x.change))) for x in rows)
+        cells = [(metric_words(x.lesson.metric), *_load(x.lesson), *some) for x, some in ends]
+        show_table(console, heads, cells, title=deployment_words(deployment))
 
 
 def _change(change: float | None) -> str:

@@ -27,8 +27,6 @@ CONTEXT = {  # what the context of a served step is
     "prefill": "prompt tokens per request",
     "mixed": "cached tokens per request, and one prompt as long",
 }
-
-
 Cells = Iterable[Iterable[str | Text]]
 
 
@@ -51,14 +49,12 @@ def show_unfolded(console: Console, columns: tuple[str, str], rows: Iterable[tup
 
 
 def show_rejected(console: Console, rejected: Iterable[tuple[str, str]]) -> None:
-    rows = list(rejected)
-    more = [("…", f"{len(rows) - MOST_REJECTED} more with --json")] if len(rows) > MOST_REJECTED else []
-    if rows:
+    if rows := list(rejected):
+        more = [("…", f"{len(rows) - MOST_REJECTED} more with --json")] if len(rows) > MOST_REJECTED else []
         show_table(console, ("rejected", "why"), rows[:MOST_REJECTED] + more)
 
 
 def drop_empty_columns(columns: Sequence[str], rows: Cells) -> TableCells:
-    """Return a table without its empty columns."""
     cells = [list(row) for row in rows]
     kept = [i for i in range(len(columns)) if any(str(row[i]) not in ("", "-") for row in cells)]
     return [columns[i] for i in kept], [[row[i] for i in kept] for row in cells]
@@ -124,7 +120,6 @@ def name_and_gpus(place: Cluster) -> str:
 
 
 def _name(place: Cluster) -> str:
-    """Return the cluster's name, and what was typed where that was read as this."""
     return f"{place.key}, read from '{place.typed}'" if place.typed else place.key
 
 

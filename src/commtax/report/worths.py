@@ -65,7 +65,6 @@ def show_worth(console: Console, w: Worth) -> None:
 
 
 def _basis(w: Worth) -> str:
-    """Say which requests are weighed where the question is of a step."""
     if not w.of_step:
         return ""
     q, r = w.question, w.requests

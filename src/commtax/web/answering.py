@@ -1,5 +1,4 @@
-"""One question of the API, from its name and its query to the bytes of its answer or of its refusal; and the
-catalogue with which a page begins. No web package is needed."""
+"""One question of the API, from its name and query to the bytes of its answer or refusal, without any web package."""
 
 import json
 from collections.abc import Callable
@@ -80,7 +79,10 @@ def write_answer(name: str, query: bytes) -> Written:
         if name == DROPPED:
             return 200, _written(_dropped()(query))
         answer, extra = ANSWERS[name]
-        state = _read_state(name, query, extra)
+        pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+        if name == "catalog" and pairs:
+            raise RefusedError(f"unknown key '{pairs[0][0][:40]}': the catalogue takes none", pairs[0][0][:40])
+        state = State() if name == "catalog" else parse(pairs, extra)
         return 200, _written(answer(state))
     except (ValueError, OverflowError) as error:
         refused = refusal(error if isinstance(error, ValueError) else ValueError(str(error)))
@@ -101,12 +103,3 @@ def _dropped() -> Callable[[bytes], Record]:
 
 def _written(answer: object) -> bytes:
     return json.dumps(to_json(answer), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-
-
-def _read_state(name: str, query: bytes, extra: tuple[Key, ...]) -> State:
-    pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
-    if name == "catalog":
-        if pairs:
-            raise RefusedError(f"unknown key '{pairs[0][0][:40]}': the catalogue takes none", pairs[0][0][:40])
-        return State()
-    return parse(pairs, extra)

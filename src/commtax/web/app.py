@@ -93,10 +93,8 @@ def _answered(status: int, body: bytes) -> Response:
 
 
 def _drop(asker: Asker) -> Endpoint:
-
     async def audit(request: Request) -> Response:
-        body = await request.body()
-        return _answered(*await asker(DROPPED, request.scope["query_string"] + b"\0" + body))
+        return _answered(*await asker(DROPPED, request.scope["query_string"] + b"\0" + (await request.body())))
 
     return audit
 

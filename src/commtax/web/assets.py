@@ -12,8 +12,7 @@ KINDS = {".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8",
 IMPORT = re.compile(r'^import .*? from "\./([a-z-]+\.js)";\n', re.MULTILINE)
 STYLE = '<link rel="stylesheet" href="page.css">'
 SCRIPT = '<script type="module" src="{}.js"></script>'
-PAGES = ("page", "audit")
-"""Folders of pages: the one that is served, and those that are only written, which take what they lack from it."""
+PAGES = ("page", "audit")  # folders: the one that is served, and those only written, which take what they lack from it
 
 
 @lru_cache(maxsize=len(PAGES))

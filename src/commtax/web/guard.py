@@ -14,7 +14,6 @@ Message = MutableMapping[str, object]
 Send = Callable[[Message], Awaitable[None]]
 Receive = Callable[[], Awaitable[Message]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
-
 MAX_QUERY = 100 * 1024  # bytes of a query: a pasted config.json of 32 KiB with every sign escaped
 MAX_FILE = 32 * 2**20  # bytes of a file that is dropped on the page
 API = "/api/"  # what computes: pages elsewhere may link to the page, and ask nothing
@@ -38,8 +37,7 @@ def problem(error: str, argument: str = "", rule: str = "", nearest: Sequence[fl
 
 
 class Guard:
-    """Refuses foreign names (a page elsewhere that rebinds its name to this address), what foreign pages ask, bodies, and questions
-    too large."""
+    """A refusal of foreign names (a page elsewhere may bind one to this address), of foreign pages and of large queries."""
 
     def __init__(self, app: App, host: str = "127.0.0.1") -> None:
         self.app, self.host = app, host.lower().strip("[]")

@@ -1,8 +1,7 @@
 """The process that answers come from: it loads the package once and forks a worker for every line that the server hands it.
 
-A worker lives exactly as long as its line. The server ends one by hanging up, whatever it is in the middle of: while an answer is
-computed the kernel itself ends the process when the line closes (``SIGIO``) or when its time is up (``SIGALRM``). No Python code
-has to run for that: one long call into C (a regular expression, say) ends too, and nothing outlives a server that was killed.
+A worker lives exactly as long as its line: while an answer is computed the kernel itself ends the process when the line closes
+(``SIGIO``) or its time is up (``SIGALRM``). One long call into C ends too, and nothing outlives a server that was killed.
 """
 
 import contextlib

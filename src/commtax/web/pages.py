@@ -68,8 +68,7 @@ def _size(state: State, tp: int) -> Record:
     try:
         judged = _judge(state.but(patch))
     except (ValueError, OverflowError) as error:
-        rule = refusal(error) if isinstance(error, ValueError) else error
-        return {"tp": tp, "refused": str(rule), "patch": None}
+        return {"tp": tp, "refused": str(refusal(error) if isinstance(error, ValueError) else error), "patch": None}
     row: Record = {"tp": tp, "refused": "", "fits": judged.fits, "patch": patch}
     if judged.trains:
         free = float(judged.budget_bytes) - float(judged.memory.total)
@@ -126,7 +125,6 @@ def _weighed(w: Worth) -> Record:
 
 
 def worth_page(w: Worth, command: str) -> Record:
-    """Return the page of techniques on the bill of a step."""
     return _page("worth", view(ExplainedStep(w.bill), state_of(w.question), command), worth=_weighed(w))
 
 
@@ -152,12 +150,10 @@ def plan_page(plans: ServingPlans | TrainPlans, command: str) -> Record:
     if not plans.trains:
         return _page("plan", _best_plan_step(plans, command), plan=serving_front(plans))
     best = ExplainedStep(plans.step_of(plans.plans, plans.recommended)) if len(plans.plans) else None
-    shown = view(best, state_of(best.bill.question), command) if best else None
-    return _page("plan", shown, plan=training_front(plans))
+    return _page("plan", view(best, state_of(best.bill.question), command) if best else None, plan=training_front(plans))
 
 
 def _best_plan_step(plans: ServingPlans, command: str) -> Record | None:
-    """Return the decode step of one server of the best plan, where there is one."""
     if not len(plans.plans):
         return None
     q, lengths = plans.question, plans.question.requests

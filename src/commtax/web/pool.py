@@ -1,7 +1,6 @@
-"""Answers from workers that can be ended: each has a time, waits a bounded time for its turn, and stops when nobody waits for it.
+"""Answers from workers that can be ended, as threads cannot: each has a time, and stops when nobody waits for it.
 
-Workers are forked by ``web.nursery``, which has everything loaded: a new one costs a few milliseconds. Threads would not do:
-nothing can end one.
+Workers are forked by ``web.nursery``, which has everything loaded: a new one costs a few milliseconds.
 """
 
 import asyncio
@@ -19,8 +18,8 @@ from commtax.web.answering import Written
 from commtax.web.guard import problem
 from commtax.web.nursery import ASKED, TOLD, limit_of
 
+# Answers that have workers of their own, so that a slider's view never waits behind a search
 SLOW = {"compare", "fit", "memory", "plan", "several", "fleet", "traffic", "audit", "pipeline"}
-"""Answers that take longer than a blink: they have workers of their own, so that a slider's view never waits behind a search."""
 LOAD_S = 30.0  # seconds that the first questions wait for the nursery to load, at most
 LAST_WORD_S = 0.5  # seconds that the nursery has to see its workers off
 WAIT_S = 2.0  # seconds that a question waits for a free worker

@@ -1,8 +1,4 @@
-"""Run the page: a port that is free, and a server that writes nothing but where it listens.
-
-Connections have a limit on everything that a client can be slow at: its question, reading the answer, the next question. Those
-who have asked come first: when too many are open, the longest silent one goes.
-"""
+"""Run the page: a free port, and a server whose connections have a limit on everything that a client can be slow at."""
 
 import asyncio
 import gc
@@ -19,8 +15,7 @@ from commtax.web.pool import WorkerPool
 HEAD_S = 10.0  # seconds from the first moment of a question to its last byte; single bytes now and then do not prolong them
 ANSWER_S = 30.0  # seconds for an answer, until its last byte is taken
 IDLE_S = 15  # seconds between an answer and the next question
-MOST_OPEN = min(400, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
-"""Connections at a time; far fewer than there are file descriptors, because without one nobody is let in."""
+MOST_OPEN = min(400, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)  # connections: each takes a file descriptor
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -42,8 +42,7 @@ def traffic_answer(state: State) -> Record:
     swept = sweep(RATE, rates, [question_at(one, RATE, rate) for rate in rates])
     slo = Slo(**{f"{name}_s": state[name] / 1e3 or math.inf for name in ("ttft", "tpot")})
     words = [state.file or state["m"], "--cluster", state["c"]]
-    links = {name: state[name] for name in ("intra", "inter") if state[name]}
-    for name, value in (links | options).items():
+    for name, value in ({name: state[name] for name in ("intra", "inter") if state[name]} | options).items():
         if value != USUAL.get(name):
             words += [flag_of(name), *([] if value is True else [str(value)])]
     words += ["--sweep", f"request-rate={','.join(f'{rate:g}' for rate in rates)}"]
@@ -53,8 +52,7 @@ def traffic_answer(state: State) -> Record:
 
 def rates_of(capacity: float, chosen: float) -> tuple[float, ...]:
     """Return the rates to simulate: shares of the capacity, and the chosen one."""
-    rates = {float(f"{share * capacity:.3g}") for share in SHOWN["loads"]}
-    return tuple(sorted(rates | ({chosen} if chosen else set())))
+    return tuple(sorted({float(f"{share * capacity:.3g}") for share in SHOWN["loads"]} | ({chosen} if chosen else set())))
 
 
 def traffic_view(s: RequestSweep, chosen: float, slo: Slo) -> Record:
@@ -102,21 +100,10 @@ def _detail(o: RequestsInTime, rate: float, knee: bool) -> Record:
     for c in (c for c in shown.counters if c.owner == first):
         names, seen = {"name": c.figure, "short": SHOWN["counters"][c.figure]}, c.at_s <= until
         counters.append({**names, "at_s": c.at_s[seen], "values": c.value[seen]})
-    return {
-        "rate": rate,
-        "sentence": text,
-        "words": tail_words(o),
-        "times": times,
-        "histogram": histogram(*o.gaps),
-        "timeline": {
-            "engine": first,
-            "lanes": [f"{inner} {place}" if len(lanes) > 1 else "steps" for place in range(len(lanes))],
-            "kinds": list(shown.kinds),
-            "until_s": until,
-            "slices": rows,
-            "counters": counters,
-        },
-    }
+    titles = [f"{inner} {place}" if len(lanes) > 1 else "steps" for place in range(len(lanes))]
+    drawn: Record = {"engine": first, "lanes": titles, "kinds": list(shown.kinds), "until_s": until, "slices": rows}
+    detail: Record = {"rate": rate, "sentence": text, "words": tail_words(o), "times": times, "histogram": histogram(*o.gaps)}
+    return detail | {"timeline": drawn | {"counters": counters}}
 
 
 def histogram(times: np.ndarray, counts: np.ndarray) -> Record:
@@ -128,8 +115,7 @@ def histogram(times: np.ndarray, counts: np.ndarray) -> Record:
     total = float(counts.sum())
     if not total:
         return {"edges_s": [], "shares": [], "beyond": 0.0, "marks": []}
-    end = weighted_quantile(times, counts, SHOWN["within"])
-    start = float(times[counts > 0].min())
+    end, start = weighted_quantile(times, counts, SHOWN["within"]), float(times[counts > 0].min())
     edges = np.linspace(start, max(end, start + 1e-9) * (1 + 1e-9), SHOWN["bins"] + 1)
     shares = np.histogram(times, bins=edges, weights=counts / total)[0]
     marks = [{"name": name, "value": weighted_quantile(times, counts, share)} for name, share in (("p50", 0.5), ("p99", 0.99))]

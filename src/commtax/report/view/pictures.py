@@ -43,8 +43,7 @@ if TYPE_CHECKING:
 
 Patch = Mapping[str, Value]
 SETUP: Mapping[str, Sequence[str]] = table("report/figures.toml")["setup"]
-TOP = 20
-MOST = 60
+TOP, MOST = 20, 60
 MODES = ("one pool of servers", "separate servers for prompts")  # series of a front, by a plan's mode
 NO_PLAN = "No plan fits in memory."
 USER_AND_GPU = {"x_title": "tokens/s per user", "y_title": "tokens/s per GPU"}
@@ -112,7 +111,6 @@ def limit_marks(a: ServingPlans) -> list[Record]:
 
 
 def lost_rows(lost: Iterable[Rejected]) -> list[Record]:
-    """Return the plans that lost, and why, in words of the page."""
     return [{"family": one.family, "reason": on_page(one.reason)} for one in lost]
 
 
@@ -122,13 +120,10 @@ def several_front(s: SeveralPlans) -> Record:
     for place, (one, figures) in enumerate(zip(s.listed(TOP), rows_of(made), strict=True)):
         marked = [role for role, of in (("recommended", chosen), ("best", s.best)) if of and same_plan(one, of)]
         rows.append(_ranked_card(one, marked, figures, place))
-    lost = [
-        replace(one, family=f"{one.family} on {a.question.cluster.key}")
-        for a in s.answers
-        for one in planning.shorten_rejected(a.rejected)
-    ]
-    sides = list[Record]()
+    sides, lost = list[Record](), list[Rejected]()
     for a in s.answers:
+        there = f" on {a.question.cluster.key}"
+        lost += [replace(one, family=one.family + there) for one in planning.shorten_rejected(a.rejected)]
         marked = ["recommended"] * bool(chosen and chosen.answer is a)
         row = _ranked_card(RankedPlan(a, a.recommended), marked) if len(a.plans) else None
         sides.append({**_place(a.question), "text": "" if row else _serving_sentence(a), "row": row})
@@ -194,7 +189,8 @@ def fleet_front(f: FleetPlans) -> Record:
         if isfinite(x := trial.capacity):
             series = trial.layout.question.cluster.key if several else MODES[int(trial.layout.apart)]
             text = f"{plural(trial.gpus, 'GPU')} can answer {format_figure(x)} requests/s"
-            points.append(_point(gpu_words(trial), (x, trial.gpus), i == f.recommended, text, series, False))
+            name, best, patch = gpu_words(trial), i == f.recommended, None
+            points.append(FrontPoint(name=name, x=x, y=trial.gpus, best=best, text=text, series=series, joined=False, patch=patch))
     for q in f.questions if several else ():
         row = next((row for row in rows if row["cluster"] == q.cluster.key), None)
         sides.append({**_place(q), "text": "" if row else "No fleet on it meets the limits at this rate.", "row": row})
@@ -216,20 +212,13 @@ def _place(q: Question) -> Record:
     return {"cluster": q.cluster.key, "gpus": q.cluster.num_gpus}
 
 
-def _point(
-    name: str, at: tuple[float, float], best: bool, text: str, series: str, joined: bool, patch: Patch | None = None
-) -> FrontPoint:
-    return FrontPoint(name=name, x=at[0], y=at[1], best=best, text=text, series=series, joined=joined, patch=patch)
-
-
 def front_points(a: ServingPlans, series: str = "", chosen: bool = True) -> list[FrontPoint]:
     """Return the front as points, the recommended plan among them."""
     rows, best = _with_winner(a)
     along = np.argsort(rows.tokens_per_s_per_user, kind="stable")
     some = along[np.unique(np.linspace(0, len(along) - 1, MOST).round().astype(int))] if len(along) else along
     kept = {*some.tolist(), *([best] if best >= 0 else [])}
-    shown = [i for i in along.tolist() if i in kept]
-    return [_served_point(a, rows, i, chosen and i == best, series) for i in shown]
+    return [_served_point(a, rows, i, chosen and i == best, series) for i in along.tolist() if i in kept]
 
 
 def _with_winner(a: ServingPlans) -> tuple[ServingColumns, int]:
@@ -273,14 +262,14 @@ def training_front(a: TrainPlans) -> Record:
     needs = a.plans.memory_bytes  # of plans from the fastest on: drawn are those that need less than all before them
     less = np.flatnonzero(np.r_[True, needs[1:] < np.minimum.accumulate(needs)[:-1]]) if len(needs) else needs
     drawn = np.unique([*less[:MOST].tolist(), a.recommended]) if len(a.plans) else np.arange(len(a.near))
-    rows = a.plans.take(drawn) if len(a.plans) else a.near
-    points = list[FrontPoint]()
+    rows, points = a.plans.take(drawn) if len(a.plans) else a.near, list[FrontPoint]()
     for i in range(len(rows)):
         plan, x, y = a.gpu_words(rows, i), float(rows.memory_bytes[i]) / 2**30, 100 * float(rows.mfu[i])
         step, memory = format_seconds(rows.step_s[i]), format_bytes(rows.memory_bytes[i])
         text = f"{plan}; {a.kind_words(rows, i)}; step {step}, MFU {rows.mfu[i]:.1%}, {memory} per GPU"
         best = bool(len(a.plans)) and int(drawn[i]) == a.recommended
-        points.append(_point(plan, (x, y), best, text, "", True, training_patch(a, rows, i)))
+        patch = training_patch(a, rows, i)
+        points.append(FrontPoint(name=plan, x=x, y=y, best=best, text=text, series="", joined=True, patch=patch))
     sentence = f"{planning.recommended_words(a)}: {a.why[0]}." if len(a.plans) else "No plan fits in memory; the nearest are shown."
     shown = [int(i) for i in a.splits()[:TOP]] if len(a.plans) else []  # the best plan of each split, and the recommended one
     shown += [a.recommended] if len(a.plans) and a.recommended not in shown else []
@@ -300,12 +289,11 @@ def training_front(a: TrainPlans) -> Record:
 
 def training_patch(a: TrainPlans, rows: TrainColumns, i: int) -> dict[str, Value]:
     kind, micro = a.kinds[int(rows.kind[i])].plan, int(rows.micro_batch[i])
-    sizes: dict[str, Value] = {n: int(getattr(rows, n)[i]) for n in SIZES}
+    patch: dict[str, Value] = {n: int(getattr(rows, n)[i]) for n in SIZES}
+    patch |= {"z": str(kind.zero), "rc": kind.recompute, "sch": kind.schedule}
+    patch |= {"v": kind.chunks} if kind.chunks > 1 else {}
     each = a.question.goal.global_batch // int(rows.dp[i]) // micro
-    step_keys: dict[str, Value] = {"sp": 1, "b": micro, "n": each, "s": int(a.question.context)}
-    kinds: dict[str, Value] = {"z": str(kind.zero), "rc": kind.recompute, "sch": kind.schedule}
-    kinds |= {"v": kind.chunks} if kind.chunks > 1 else {}
-    return sizes | kinds | step_keys | {"gb": int(a.question.goal.global_batch)}
+    return patch | {"sp": 1, "b": micro, "n": each, "s": int(a.question.context), "gb": int(a.question.goal.global_batch)}
 
 
 def rows_of(made: Record) -> list[Record]:
@@ -325,36 +313,17 @@ def plan_table(name: str, rows: Sequence[Record], limits: Iterable[str] = ()) ->
         for other, title in limited.items() if key == "limited" else [(key, "")]:
             if any(cast("Record", row["values"]).get(other) is not None for row in rows):
                 one = shown.figure(key)
-                columns.append(
-                    {
-                        "key": other,
-                        "figure": key in shown.large,
-                        "less": one.less,
-                        "range": key in shown.ranges,
-                        "minor": key in shown.minor,
-                        "label": title or one.name,
-                        "title": title or one.title or one.name,
-                        "kind": one.page_unit,
-                        "help": one.help,
-                    }
-                )
+                kinds = {"figure": key in shown.large, "less": one.less, "range": key in shown.ranges, "minor": key in shown.minor}
+                names = {"label": title or one.name, "title": title or one.title or one.name, "kind": one.page_unit}
+                columns.append({"key": other, **kinds, **names, "help": one.help})
     return {"columns": columns, "rows": list(rows)}
 
 
 def _card(figures: Record, place: int, marked: Sequence[str], note: str, setup: str, level: int, patch: Patch) -> Record:
     """Return one plan of a table, without ranges and commands. ``level`` is how much there is to set up, for sorting."""
     values = {key: value for key, value in figures.items() if not isinstance(value, (str, dict, list))}
-    return {
-        "name": figures["verdict"],
-        "cluster": figures.get("cluster", ""),
-        "place": place + 1,
-        "roles": list(marked),
-        "note": note,
-        "setup": setup,
-        "values": values | {"setup": level},
-        "ranges": {},
-        "patch": dict(patch),
-    }
+    head = {"name": figures["verdict"], "cluster": figures.get("cluster", ""), "place": place + 1, "roles": list(marked)}
+    return {**head, "note": note, "setup": setup, "values": values | {"setup": level}, "ranges": {}, "patch": dict(patch)}
 
 
 def _served_card(a: ServingPlans, i: int, figures: Record, patch: Patch, marked: Sequence[str] = (), place: int = 0) -> Record:
@@ -405,8 +374,7 @@ def plot_front(a: ServingPlans, path: Path | None) -> "Figure":
     names = list(dict.fromkeys(point["series"] for point in points))
 
     def draw(figure: "Figure") -> None:
-        axes = figure.subplots()
-        line = [point for point in points if point["joined"]]
+        axes, line = figure.subplots(), [point for point in points if point["joined"]]
         axes.plot([p["x"] for p in line], [p["y"] for p in line], color=LIGHT["line-strong"], zorder=1)
         for index, name in enumerate(names):
             alike = [point for point in points if point["series"] == name]

@@ -35,8 +35,7 @@ from commtax.words import spelled
 
 INTEGER = r"-?[0-9]{1,12}"
 NUMBER = r"-?[0-9]{1,12}(\.[0-9]{1,25})?([eE][+-]?[0-9]{1,3})?"
-MAX_GPUS = MOST["dp"]
-MAX_LAYERS = 1_024
+MAX_GPUS, MAX_LAYERS = MOST["dp"], 1_024
 MOST_PLACES = 5  # clusters that one may be compared with
 SHOWN = ("decode", "prefill", "train")  # phases that the page draws
 WORDS: Mapping[str, tuple[str, ...]] = {  # all that a key may be, of those that have a list
