@@ -337,10 +337,13 @@ class HeatMap:
 
 def _maps(compared: PlanTable) -> list[HeatMap]:
     links, loads = list(compared.links), compared.values("sequences")
-    link = links[0] if links else ""
-    by_load = HeatMap(f"plan x global batch{', ' * bool(link)}{link}", "sequences", loads, link)
-    by_link = HeatMap(f"plan x link, global batch {loads[0]}", "link", links, sequences=loads[0])
-    return [by_load] * (len(loads) > 1) + [by_link] * (len(links) > 1)
+    maps = []
+    if len(loads) > 1:
+        link = links[0] if links else ""
+        maps.append(HeatMap(f"plan x global batch{', ' * bool(link)}{link}", "sequences", loads, link))
+    if len(links) > 1:
+        maps.append(HeatMap(f"plan x link, global batch {loads[0]}", "link", links, sequences=loads[0]))
+    return maps
 
 
 def _heat_maps(console: Console, compared: PlanTable) -> None:
