@@ -1,8 +1,7 @@
 """A cluster that somebody describes in a TOML file of their own: the fields of ``catalog/clusters``, sources where one cares to.
 
-``chip``, ``intra``, ``inter`` and ``bridge`` are names of the catalogue, or tables; ``num_hosts`` is 1 where the file does not say
-it, and all else what hosts of the chip usually have. A table that says the same as an entry of the catalogue under its name is that
-entry; what says something else has a name of its own, so that no measurement of another thing is taken for its own.
+``chip``, ``intra``, ``inter`` and ``bridge`` are names of the catalogue, or tables; all else is as hosts of the chip usually are. A
+table that differs from the catalogued entry under its name gets another name, so that no other measurement is taken for its own.
 """
 
 import math

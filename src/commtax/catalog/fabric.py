@@ -1,7 +1,4 @@
-"""Constants of collectives for one cluster: a library's paths on its chips and links.
-
-A library's file tells what was measured on which chips and links; what it does not tell is taken from its kin, or assumed.
-"""
+"""Constants of collectives for one cluster: a library's paths as measured on its chips and links, else its kin's, or assumed."""
 
 from __future__ import annotations
 
@@ -46,7 +43,6 @@ class PathRow:
 
     @property
     def link(self) -> Link:
-        """Return the link that it was measured on."""
         return link_of(self.reference)
 
     def of_chip(self, chip: str) -> bool:
@@ -207,12 +203,9 @@ def fusion(cluster: Cluster, name: str = "") -> Fabric | None:
     was measured on this very chip before one of its family."""
     key, _, version = name.partition("@")
     chip, kind = cluster.chip, cluster.intra.kind
-    matches = [
-        (bool(row.measured_on), one)
-        for one in (read_library("fusions", stem) for stem in stems("fusions") if key in ("", stem))
-        for row in one.path
-        if chip.family in row.families and kind in row.links and row.of_chip(chip.key)
-    ]
+    named = (read_library("fusions", stem) for stem in stems("fusions") if key in ("", stem))
+    rows = [(one, row) for one in named for row in one.path if chip.family in row.families and kind in row.links]
+    matches = [(bool(row.measured_on), one) for one, row in rows if row.of_chip(chip.key)]
     return _made(max(matches, key=lambda pair: pair[0])[1], cluster, version) if matches else None
 
 
@@ -235,9 +228,7 @@ def _make(wanted: Library, cluster: Cluster, measured: Measured = MappingProxyTy
     missing = [op for op in wanted.ops if not any(p.op == op for p in paths)]
     made = tuple(_bound_latencies(_plain_ring(op, cluster.intra, last), last, cluster) for op in missing)
     calibrated = "all-reduce" not in missing and any(row.measured_with(cluster) for row in last.path)
-    inside = (
-        _paths(last, cluster, measured, version if last is wanted else "") + made
-    )  # an engine's own kernels do not leave a host
+    inside = _paths(last, cluster, measured, version if last is wanted else "") + made  # without kernels that stay in a host
     chip = cluster.chip
     network, between = last.networks.get(chip.family, last.network), cluster.inter.key
     if network.links and between not in network.links:  # unmeasured networks have the constants of measured ones
@@ -326,10 +317,8 @@ def _paths(one: Library, cluster: Cluster, measured: Measured, version: str) -> 
     paths, done = list(here), {path.op for path in here}
     for row in one.rows(family, link.kind, version):
         if row.path.algorithm != "in-switch" or link.switched:
-            rate, local_s = (
-                row.path.bandwidth_Bps * link.bandwidth_Bps / row.link.bandwidth_Bps,
-                row.passes / cluster.chip.memory_Bps,
-            )
+            rate = row.path.bandwidth_Bps * link.bandwidth_Bps / row.link.bandwidth_Bps
+            local_s = row.passes / cluster.chip.memory_Bps
             usual = row.path if row.measured_with(cluster) else replace(row.path, contention=hosts, spread=0.0, ranks=())
             made = replace(usual, bandwidth_Bps=rate, mesh=link.mesh, local_s=local_s)
             for path in (replace(made, op=op) for op in row.ops if op not in done):

@@ -1,7 +1,4 @@
-"""Chips and models as drivers, logs and tables spell them; clusters as people write them.
-
-A chip is known by the words of its key and of its aliases in the catalogue, in whatever order and between whatever other words
-they stand; nothing is looked up anywhere."""
+"""Chips and models as drivers, logs and tables spell them, by the words of their names in any order; clusters as people do."""
 
 import re
 from functools import lru_cache

@@ -1,8 +1,7 @@
 """A Hugging Face ``config.json`` read into a ``Model``. What cannot be read is refused by name, never guessed.
 
-Each family is one small function of ``families`` under ``@family`` with its architectures' names. Fields that the model classes
-themselves default (for example ``num_key_value_heads`` = ``num_attention_heads`` in Llama) follow the same default there.
-A config that leaves sizes out is completed from a bundled model of the same architecture.
+Each family is one small function of ``families`` under ``@family``, with the defaults of its model class in transformers. A config
+that leaves sizes out is completed from a bundled model of the same architecture.
 """
 
 import re
@@ -85,16 +84,10 @@ def from_config(config: Mapping[str, object], key: str, read_as: str = "") -> Mo
         left = [one for one in names if one not in fields.names_read and not NEUTRAL.search(one)]
         unused = f"; ignored: {', '.join(left)}" if left else "; no field is ignored"
         notes.append(Note("read-as", f"assumed: {stated or 'a config without an architecture'} is read as {name}{unused}"))
-    return replace(
-        model,
-        key=key,
-        architecture=name,
-        dtype=_DTYPES[dtype],
-        quant=quantisation_of_config(config, name, key),
-        residual_stream=not ARCHITECTURES[name].plain_residual,
-        moe_sequence_parallel=ARCHITECTURES[name].sequence_parallel_moe,
-        notes=(*notes, *dict.fromkeys(fields.notes)),
-    )
+    model = replace(model, key=key, architecture=name, dtype=_DTYPES[dtype], quant=quantisation_of_config(config, name, key))
+    family, remarks = ARCHITECTURES[name], (*notes, *dict.fromkeys(fields.notes))
+    streams, spread = not family.plain_residual, family.sequence_parallel_moe
+    return replace(model, residual_stream=streams, moe_sequence_parallel=spread, notes=remarks)
 
 
 def _read(name: str, config: Mapping[str, object]) -> tuple[Model, Fields]:

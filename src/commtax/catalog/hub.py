@@ -1,8 +1,6 @@
-"""Files of a Hub id: from the cache that the Hub's own client keeps on this machine, else from the Hub.
+"""Files of a Hub id: from the cache that the Hub's own client keeps on this machine, else from the Hub, by the client's settings.
 
-The client's settings count: HF_ENDPOINT, HF_TOKEN (or what it stored at a login), HF_HUB_OFFLINE, HF_HOME, HF_HUB_CACHE. One
-attempt, a bounded wait, and what failed once is not tried again: many names in one run must not wait for each other. The token goes
-to the endpoint's own host alone, wherever that sends us.
+One attempt, a bounded wait, and what failed once is not tried again: many names in one run must not wait for each other.
 """
 
 import os
@@ -54,7 +52,6 @@ def is_cached(name: str) -> bool:
 
 
 def _remember_failure(what: str, failure: type[Exception], work: Callable[[], T]) -> T:
-    """Return what the work makes. What failed once fails again, and is tried again when the failure is old."""
     if what not in _failed or time.monotonic() - _failed[what][0] > FORGET_SECONDS:
         try:
             return work()

@@ -121,7 +121,6 @@ def _rescale_tables(tables: Tables, ratio: Ratio) -> Tables:
 
 
 def _rescale_table(c: Mapping[str, float], ratio: Ratio) -> Mapping[str, float]:
-    """Return the same object where nothing moves."""
     by_name = dict.fromkeys(LATENCIES, ratio[0]) | dict.fromkeys(SHARED, ratio[1])
     return c if ratio == (1.0, 1.0) else {key: value * by_name.get(key, 1.0) for key, value in c.items()}
 

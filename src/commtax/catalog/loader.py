@@ -117,14 +117,10 @@ def table(kind: str, stem: str) -> Table:
         rest, sizes_of_row = family["rest"], dict(zip(family["fields"], values, strict=True))
         section = family.get("section", "")
         sizes: JsonObject = {section: {**rest[section], **sizes_of_row}} if section else sizes_of_row
-        return {
-            "key": key,
-            "aliases": [name, *others],
-            "config": {"architectures": [family["architecture"]], **rest, **sizes},
-            "source": {"title": title, "url": f"{url}/blob/main/config.json", "date": ""},
-            "published": [*_published_totals(counts, url)],
-            "assumed_length": key in family.get("assumed_length", ()),
-        }
+        config = {"architectures": [family["architecture"]], **rest, **sizes}
+        source = {"title": title, "url": f"{url}/blob/main/config.json", "date": ""}
+        made: Table = {"key": key, "aliases": [name, *others], "config": config, "source": source}
+        return made | {"published": [*_published_totals(counts, url)], "assumed_length": key in family.get("assumed_length", ())}
     return dict(json.loads((FACTS / kind / f"{stem}.json").read_text(encoding="utf-8")))
 
 

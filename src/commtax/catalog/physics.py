@@ -1,7 +1,4 @@
-"""What a measured constant can be (``physics.toml``), and documents that are read by such rules: one table for reading and writing.
-
-Below the ranges are the ceilings of a known chip or link: nothing that is measured on it moves bytes faster than its datasheet.
-"""
+"""What a measured constant can be (``physics.toml``), documents that are read by such rules, and the ceilings of datasheets."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What was measured on one machine, laid over the catalogue: chip, kernels, collectives, network and host.
-
-Its files are read, written and joined by ``profile_files``.
-"""
+"""What was measured on one machine, laid over the catalogue: chip, kernels, collectives, network and host."""
 
 import math
 from dataclasses import replace

@@ -1,10 +1,7 @@
 """How checkpoints are stored: ``quantization_config``, scales and zero points included, and releases that no file describes.
 
-What ModelOpt writes beside it (``hf_quant_config.json``) is read where the config says nothing, and tells the KV cache's format.
-Modules may have formats of their own: ``quantized_layers`` and groups with targets become parts of one ``Quant``.
-
-A checkpoint without a file is a bundled model's release by its name, stored as ending and maker tell. Only endings that change no
-layer are taken off a name, and a note says what was taken for what.
+What ModelOpt writes beside it (``hf_quant_config.json``) is read where the config says nothing. A checkpoint without a file is a
+bundled model's release by its name, less endings that change no layer, stored as ending and maker tell, and a note says so.
 """
 
 import json
@@ -85,7 +82,6 @@ def quant_from(config: object, key: str, architecture: str = "") -> Quant:
 
 
 def _complete_format(quant: Quant, config: Config, family: Spelling) -> Quant:
-    """Add what all methods have: the family's spelling and exceptions, counts of folded lists, the cache's format."""
     folded = [value[FOLDED] for name in IGNORED if isinstance(value := config.get(name), Mapping) and FOLDED in value]
     stand_for = {str(name): int(count) for patterns in folded for name, count in patterns.items()}
     counted = tuple({**stand_for, **dict(quant.counted)}.items())
@@ -226,7 +222,6 @@ def _compressed_tensors_format(config: Config, key: str) -> Quant:
 
 
 def _group(group: Config, key: str) -> Quant:
-    """Read one group of llm-compressor's: numbers of so many bits, and which of them share a scale."""
     weights = _table(group.get("weights") or {})
     usual = "group" if weights.get("group_size") else "tensor"  # ModelOpt leaves it out
     bits, kind, strategy = weights.get("num_bits"), weights.get("type"), weights.get("strategy") or usual

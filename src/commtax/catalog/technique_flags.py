@@ -115,7 +115,6 @@ def json_fault(value: str) -> str:
 
 
 def _python(value: str) -> object:
-    """Return a dictionary of Python, as calls and logs have it, else the text."""
     try:
         return ast.literal_eval(value)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):

@@ -1,10 +1,8 @@
-"""The flags of launch commands, by which they are read and written: one table per engine (``flags`` in its file of the catalogue);
-and a command that was read, in our words.
+"""The flags of launch commands, by which they are read and written (``flags`` in an engine's file); and a command that was read.
 
 A row is a field, its kind and the flag's spellings, the one that is written first. Kinds: ``int``, ``count`` (128k), ``share``,
 ``ratio`` (from 0), ``text``, ``several`` (words, kept with commas), ``name`` (their word, in ``names``), ``on`` (a switch).
-The flags of techniques stand in ``catalog/techniques.toml``; such flags are kept as they were written, for
-``read_techniques`` to make sense of, other spellings (``same``) of names and words of values put right.
+Flags of techniques (``catalog/techniques.toml``) are kept as they were written, for ``read_techniques``.
 """
 
 import math
@@ -186,7 +184,6 @@ def usual_key(table: FlagTable, key: str) -> str:
 
 
 def _value(name: str, kind: str, value: str | None, written: str) -> Value | None:
-    """Return the value of a flag's word, None where it leaves the choice to the engine, or refuse it by the rule that it breaks."""
     if kind == "on":
         return True if str(value).lower() not in ("false", "0", "no") else None
     if value is None:

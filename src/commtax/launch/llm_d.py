@@ -22,13 +22,9 @@ def write(deployment: DeployedPlan) -> str:
         titles = ", ".join(program(key).title for key in CHARTS["engines"].split())
         raise Refusal.of(f"its charts start {titles}, not {deployment.program.title}; kubernetes and dynamo do", emit="llm-d")
     name = shlex.split(model_id(deployment.question.model))[0]  # as the Hub knows it
-    artifacts = {
-        "name": name,
-        "uri": f"hf://{name}",
-        "size": deployment.volume,
-        "authSecretName": Explained("hf-token", "gated models: a Secret whose key is HF_TOKEN"),
-        "labels": {"llm-d.ai/inference-serving": "true", CHARTS["label"]: deployment.name},
-    }
+    artifacts: Values = {"name": name, "uri": f"hf://{name}", "size": deployment.volume}
+    artifacts["authSecretName"] = Explained("hf-token", "gated models: a Secret whose key is HF_TOKEN")
+    artifacts["labels"] = {"llm-d.ai/inference-serving": "true", CHARTS["label"]: deployment.name}
     proxy: Values = {"enabled": deployment.apart}
     if deployment.apart:
         proxy |= {"connector": Explained(CHARTS["connector"], WHY["sidecar"]), "secure": False, "targetPort": CHARTS["inner_port"]}

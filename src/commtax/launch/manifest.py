@@ -1,7 +1,5 @@
-"""Servers that YAML describes: manifests of Kubernetes and Compose, values of charts, settings of an engine.
-
-Whatever the kind of a document, a server is a container that starts one; what is stated outside its words (replicas, hosts,
-GPUs, a role, a model, sizes) stands around it, and the nearest counts. Nothing here knows what flags mean."""
+"""Servers that YAML describes: manifests of Kubernetes and Compose, values of charts, settings of an engine. A server is a
+container that starts one; of what is stated around its words (replicas, hosts, GPUs, role, model, sizes) the nearest counts."""
 
 import json
 import re
@@ -189,22 +187,13 @@ def _server_inside(node: JsonObject, around: DescribedServer, key: str) -> Descr
     counted = [_number(node, name) for name in COUNTS if str(node.get(name, "")).isdigit()]
     chips = [label for name in PRODUCTS if isinstance(label := object_of(node.get("nodeSelector")).get(name), str)]
     counted += [_number(deploy, "replicas")] if "replicas" in (deploy := object_of(node.get("deploy"))) else []
-    return replace(
-        around,
-        name=_name(node, key) or around.name,
-        engine=engine,
-        env=env,
-        stated=stated,
-        replicas=counted[0] if counted else around.replicas,
-        ordered=around.ordered or node.get("kind") == "StatefulSet",
-        hosts=hosts or around.hosts,
-        gpus=_gpus(node) or around.gpus,
-        chip=next(iter(chips), "") or around.chip,
-    )
+    around = replace(around, name=_name(node, key) or around.name, engine=engine, gpus=_gpus(node) or around.gpus)
+    around = replace(around, env=env, stated=stated, hosts=hosts or around.hosts, chip=next(iter(chips), "") or around.chip)
+    ordered = around.ordered or node.get("kind") == "StatefulSet"
+    return replace(around, replicas=counted[0] if counted else around.replicas, ordered=ordered)
 
 
 def _role(node: JsonObject, key: str) -> str:
-    """Return what a mapping serves by its labels and names: prefill, decode, or "" where it says neither."""
     labels = [object_of(part.get("labels")) for part in (node, object_of(node.get("metadata")))]
     cached = str(object_of(node.get("lmcacheConfig")).get("kvRole"))
     words: list[Json] = [{"kv_producer": "prefill", "kv_consumer": "decode"}.get(cached, "")]
@@ -239,7 +228,6 @@ def _engine(node: JsonObject) -> str:
 
 
 def _server(node: JsonObject, around: DescribedServer) -> DescribedServer | None:
-    """Return the server of a container, or None where it starts something else, or nothing that we read."""
     named, env = node.get("image", node), around.env
     image = text_of(named)
     if isinstance(named, dict) and isinstance(named.get("repository"), str) and isinstance(named.get("tag", ""), str):
@@ -264,7 +252,6 @@ def _server(node: JsonObject, around: DescribedServer) -> DescribedServer | None
 
 
 def _words(node: JsonObject) -> list[str]:
-    """Return the words of a container: of its program, of its arguments, of settings that become such."""
     words: list[str] = []
     for key in ("entrypoint", "command", "args"):
         value = node.get(key, "")

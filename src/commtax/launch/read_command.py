@@ -1,8 +1,5 @@
-"""A pasted launch command, or the YAML that starts servers -> the plan, the limits and the engine in it.
-
-Commands of the programs of engines, with shell quoting, variables, environment in front, docker around it, several lines. What is
-not understood is listed in ``unread``, never dropped.
-"""
+"""A pasted launch command, or the YAML that starts servers -> the plan, the limits and the engine in it, with variables, docker
+around it, several lines. What is not understood is listed in ``unread``, never dropped."""
 
 import os
 import re
@@ -65,7 +62,6 @@ def _program_names() -> str:
 
 
 def _read_servers(text: str, source: str, wanted: Wanted | None, choice: str) -> Launch:
-    """Return the servers of YAML: those of one model, prompts and decoding together."""
     served, files, looked = read_manifest(text, source)
     read = [(s, _server(s, files)) for s in served if s.replicas]
     launched = [(s.name, launch) for s, launch in read if launch]
@@ -92,8 +88,7 @@ def _read_servers(text: str, source: str, wanted: Wanted | None, choice: str) ->
 
 def _server(served: DescribedServer, files: Mapping[str, str]) -> Launch | None:
     script, written = split_here_documents(served.script)
-    calls = list(commands(script)) if served.script else [list(served.words)]
-    for call in calls:
+    for call in commands(script) if served.script else [list(served.words)]:
         launch = _command(call, {**files, **written}, served)
         if launch and not _is_bench(launch):
             nnodes = launch.place.nnodes or served.hosts
@@ -145,7 +140,6 @@ def _program(args: list[str], at: int) -> tuple[str, int]:
 def _read(
     engine: str, args: list[str], before: list[str], version: str, written: Mapping[str, str], served: DescribedServer | None = None
 ) -> Launch:
-    """Read a program's arguments, environment and configuration as a launch. Its variables and launcher stand ``before`` it."""
     reading, env = FlagReading(), dict(served.env) if served else {}
     env |= dict(w.split("=", 1) for w in before if re.match(r"[A-Za-z_]\w*=", w))
     if engine == "torchrun":
@@ -194,7 +188,6 @@ def from_settings(engine: str, settings: Mapping[str, str], version: str = "") -
 
 
 def _split_torchrun(args: list[str], reading: FlagReading) -> tuple[str, list[str]]:
-    """Read torchrun's flags, and return the program that it starts with that program's words."""
     at = 0
     while at < len(args) and args[at].startswith("-"):
         flag, equals, value = args[at].partition("=")

@@ -1,8 +1,5 @@
-"""Techniques that flags request, as ``catalog/techniques.toml`` has their flags; flags that no price has; and misspelt ones.
-
-What a flag without a price would have changed stands in ``unpriced.toml``. A flag that no engine has and that resembles one which
-changes the answer is refused, as the engine would not start with it.
-"""
+"""Techniques that flags request (``catalog/techniques.toml``); flags that no price has (``unpriced.toml``); and misspelt ones,
+which are refused where they resemble one that changes the answer."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -109,7 +106,6 @@ def _match(one: Technique, engine: str, written: Mapping[str, WrittenWord], read
 
 
 def _taken(one: Technique, place: tuple[str, int], word: WrittenWord) -> FieldValues:
-    """Return the field that a word sets, where it is not left to the engine."""
     name, takes = place[0], {taken.strip("?") for taken in one.takes}
     if name not in {"slots", *takes}:  # what is only written, such as a drafter's checkpoint
         return {}

@@ -1,7 +1,4 @@
-"""A plan -> the command that launches it, and the commands that would check it.
-
-Flags are those of November 2026, read in the engines' parsers and documents: the tables by which commands are read back.
-"""
+"""A plan -> the command that launches it, and the commands that would check it, with flags of November 2026."""
 
 from dataclasses import replace
 from itertools import islice

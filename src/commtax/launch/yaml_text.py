@@ -67,6 +67,4 @@ def _scalar(value: Tree) -> str:
         return json.dumps(value)
     if PLAIN.fullmatch(value) and not OTHERWISE.fullmatch(value):
         return value
-    if '"' in value or "\\" in value:
-        return "'" + value.replace("'", "''") + "'"
-    return f'"{value}"'
+    return "'" + value.replace("'", "''") + "'" if '"' in value or "\\" in value else f'"{value}"'

@@ -46,10 +46,8 @@ def _block(c: Fields, kind: str) -> Block:
     if kind == "-":
         return Block(None, Mlp(c.need("intermediate_size"), gated=False, bias=c.flag("mlp_bias")), 1)
     many = c.need("n_routed_experts"), c.need("num_experts_per_tok"), c.need("moe_intermediate_size")
-    shared, latent = (
-        c.number("n_shared_experts", 1) * c.number("moe_shared_expert_intermediate_size", 0),
-        c.number("moe_latent_size", 0),
-    )
+    shared = c.number("n_shared_experts", 1) * c.number("moe_shared_expert_intermediate_size", 0)
+    latent = c.number("moe_latent_size", 0)
     # Without gates, and with a narrower width for the routed experts in the larger models.
     return Block(None, Experts(*many, shared_intermediate=shared, gated=False, correction_bias=True, latent=latent), 1)
 
