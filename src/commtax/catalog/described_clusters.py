@@ -78,16 +78,14 @@ def assumed_words(name: str, where: str, what: Collection[str]) -> str:
 
 
 def described_link(part: TableView, scope: str, cited: Sources, name: str) -> tuple[Link, str]:
-    """Return a link of a table, and what is assumed: the rest of the catalogued link of its kind (inside a host, the kind that a
-    network is laid out as) with the nearest rate, though a network is as late as networks are."""
+    """Return a link of a table, and what is assumed: the rest of the catalogued link of its kind with the nearest rate."""
     check_keys(part, LINK_FIELDS)
     texts = {key: line(part, key) for key in LINK_TEXTS}
     if texts["scope"] not in ("", scope):
         raise Refusal(f"{part.named('scope')}='{texts['scope']}': {scope} is needed here", part.named("scope"))
     facts, sources = numbers(part, physics.DESCRIBED_LINK, cited, needed=("bandwidth_Bps",))
     stated = {**facts, **{key: part.switch(key) for key in LINK_FLAGS if key in part.table}}
-    rate, where = facts["bandwidth_Bps"], part.named("kind")
-    kind = texts["kind"]
+    rate, where, kind = facts["bandwidth_Bps"], part.named("kind"), texts["kind"]
     if scope == "intra" and kind in {one.kind for one in map(link, stems("links")) if one.scope == "inter"}:
         if "switched" not in stated:
             rule = "inside a host, switched = true (through switches) or false (from chip to chip) is needed beside it"

@@ -16,8 +16,7 @@ from commtax.statement import Note, Refusal, Source
 
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", "broadcast")
 FUSED = "all-reduce-norm"  # what a kernel does that sums over the ranks, adds the residual and norms
-BY_DEFINITION = Source("by definition")
-CALIBRATED = Source("calibrated")
+BY_DEFINITION, CALIBRATED = Source("by definition"), Source("calibrated")
 SPREAD, ASSUMED_SPREAD = 0.15, 0.6  # half-widths where a library has no residuals: on links that were measured, and on others
 MOVED = "transferred "  # what widths of pairs of library and chip begin with that were left out
 LATENCIES = ("launch_s", "hop_s", "sqrt_s")
@@ -130,8 +129,7 @@ def library(name: str) -> Library:
 
 @lru_cache(maxsize=64)
 def read_library(kind: str, key: str) -> Library:
-    where = f"{kind}/{key}"
-    facts = dict(table(kind, key))
+    where, facts = f"{kind}/{key}", dict(table(kind, key))
     facts["path"] = [_path_row(row, f"{where}.path") for row in facts.get("path", ())]
     facts["hosts"] = [{**row, "contention": _by_world(row["contention"])} for row in facts.get("hosts", ())]
     for name, cls in (("spread", Spread), ("fitted", FittedTable), ("hosts", Hosts)):
@@ -199,8 +197,7 @@ def exchange(key: str, cluster: Cluster) -> Fabric:
 
 
 def fusion(cluster: Cluster, name: str = "") -> Fabric | None:
-    """Return the paths of a kernel that all-reduces, adds the residual and norms (``FUSED``): the one that is named, or one that
-    was measured on this very chip before one of its family."""
+    """Return the paths of a kernel as ``FUSED``: the one that is named, or one measured on this very chip before its family's."""
     key, _, version = name.partition("@")
     chip, kind = cluster.chip, cluster.intra.kind
     named = (read_library("fusions", stem) for stem in stems("fusions") if key in ("", stem))
@@ -240,24 +237,18 @@ def _make(wanted: Library, cluster: Cluster, measured: Measured = MappingProxyTy
     floors = wanted.eager_floor_s or last.eager_floor_s
     count = len(_paths(wanted, cluster, measured, version)) if wanted.alone else 0  # of its own kernels, which any size may use
     free = (*(replace(path, min_bytes=()) for path in paths[:count]), *paths[count:])
-    return Fabric(
-        name=f"{wanted.key}@{wanted.version}",
-        label=_source_inside(wanted, cluster, version) if calibrated else _never_measured(wanted, cluster),
-        paths={op: tuple(p for p in (*paths, *made) if p.op == op) for op in wanted.ops},
-        network_paths={op: tuple(p for p in inside if p.op == op) for op in wanted.ops},
-        network=replace(network, spread=_widest(spreads, "across", network.spread)),
-        exchanges={key: exchange(key, cluster) for key in stems("exchanges")} if wanted.ops == OPS else {},
-        kernels={op: tuple(path for path in free if path.op == op) for op in dict.fromkeys(path.op for path in free[:count])},
-        fused=fusion(cluster) if wanted.ops == OPS else None,
-        eager_floor_s=floors.get(chip.key, floors.get(chip.family, max(floors.values(), default=0.0))),
-        busy_s=wanted.busy_s,
-        busy_Bps=wanted.busy_Bps,
-        kept_sms=wanted.kept_sms,
-        spread=_widest(spreads, cluster.intra.kind if calibrated else "assumed", SPREAD if calibrated else ASSUMED_SPREAD),
-        spreads=spreads,
-        copying_sms=wanted.copying_sms,
-        note="" if calibrated or is_measured else Note("assumed links", f"collectives on {where}: calibrate before you trust them"),
-    )
+    label = _source_inside(wanted, cluster, version) if calibrated else _never_measured(wanted, cluster)
+    note = "" if calibrated or is_measured else Note("assumed links", f"collectives on {where}: calibrate before you trust them")
+    here, beyond = ({op: tuple(p for p in some if p.op == op) for op in wanted.ops} for some in ((*paths, *made), inside))
+    network = replace(network, spread=_widest(spreads, "across", network.spread))
+    spread = _widest(spreads, cluster.intra.kind if calibrated else "assumed", SPREAD if calibrated else ASSUMED_SPREAD)
+    kernels = {op: tuple(path for path in free if path.op == op) for op in dict.fromkeys(path.op for path in free[:count])}
+    plain = Fabric(f"{wanted.key}@{wanted.version}", label, here, network_paths=beyond, network=network, kernels=kernels, note=note)
+    floor_s = floors.get(chip.key, floors.get(chip.family, max(floors.values(), default=0.0)))
+    plain = replace(plain, spread=spread, spreads=spreads, eager_floor_s=floor_s, copying_sms=wanted.copying_sms)
+    plain = replace(plain, busy_s=wanted.busy_s, busy_Bps=wanted.busy_Bps, kept_sms=wanted.kept_sms)
+    exchanges = {key: exchange(key, cluster) for key in stems("exchanges")} if wanted.ops == OPS else {}
+    return replace(plain, exchanges=exchanges, fused=fusion(cluster) if wanted.ops == OPS else None)
 
 
 def _never_measured(wanted: Library, cluster: Cluster) -> Source:
@@ -310,8 +301,7 @@ def _widest(spreads: tuple[Spread, ...], where: str, default: float) -> float:
 
 
 def _paths(one: Library, cluster: Cluster, measured: Measured, version: str) -> tuple[Path, ...]:
-    """Return the paths of one library on this cluster: as measured there, else as calibrated for its family, at the link's rate.
-    Another rate keeps the latencies, so that a faster link is never slower; another generation has its own."""
+    """Return a library's paths on this cluster: as measured there, else as calibrated, at the link's rate with equal latencies."""
     family, link, here = cluster.chip.family, cluster.intra, measured.get(one.key, ())
     hosts = next((h.contention for h in one.chain[-1].hosts if h.kind == link.kind and link.bandwidth_Bps <= h.most_Bps), ())
     paths, done = list(here), {path.op for path in here}

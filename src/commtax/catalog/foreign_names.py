@@ -6,7 +6,7 @@ from typing import Any
 
 from commtax.catalog import loader
 from commtax.catalog.hardware import chip
-from commtax.catalog.loader import find, normal, stems
+from commtax.catalog.loader import find, letters_and_digits, normal, stems
 from commtax.shipped_tables import table
 
 COUNT = re.compile(r"(?<![a-z0-9])(?:\d+ ?x ?)+(?=[a-z])|(?<=\d)x\d+(?![a-z0-9])")  # how many there are: ``8xH100``, ``h100x8``
@@ -66,10 +66,6 @@ def _chip_names() -> tuple[dict[str, str], tuple[tuple[tuple[str, ...], str], ..
     names = [(name, key) for key in stems("chips") if chip(key).vendor != "generic" for name in (key, *chip(key).aliases)]
     by_words = tuple(dict.fromkeys((_words(name), key) for name, key in names))
     return {letters_and_digits(name.lower()): key for name, key in names}, by_words
-
-
-def letters_and_digits(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name)
 
 
 @lru_cache(maxsize=256)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from importlib import import_module
 
 from commtax.catalog.families.parts import ARCHITECTURES, Fields
-from commtax.catalog.loader import stems, suggest, table
+from commtax.catalog.loader import letters_and_digits, stems, suggest, table
 from commtax.catalog.quantisation import quantisation_of_config
 from commtax.spec import Model
 from commtax.statement import Note, Refusal
@@ -105,8 +105,8 @@ def _read(name: str, config: Mapping[str, object]) -> tuple[Model, Fields]:
 
 def find_family(name: str, config: Mapping[str, object]) -> str:
     """Return the architecture that ``--as`` names, by itself or its family, with a vision tower where the config has sections."""
-    wanted = _letters_and_digits(name)
-    matches = [a for a in architectures() if wanted in (_letters_and_digits(a), _letters_and_digits(family_name(a)))]
+    wanted = letters_and_digits(name.lower())
+    matches = [a for a in architectures() if wanted in (letters_and_digits(a.lower()), letters_and_digits(family_name(a)))]
     if not matches:
         families = sorted({family_name(a) for a in architectures()})
         raise Refusal(f"as '{name}': no such family{suggest(name, families)} ({', '.join(families)})", "as", families)
@@ -131,10 +131,6 @@ def architectures() -> list[str]:
 def family_name(architecture: str) -> str:
     """Return the name that one types for a family."""
     return re.sub(r"(ForCausalLM|ForConditionalGeneration|LMHeadModel)$", "", architecture).lower()
-
-
-def _letters_and_digits(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 SIMILAR = 0.6  # names of two families of one maker are at least so much alike

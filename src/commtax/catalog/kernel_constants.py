@@ -16,8 +16,7 @@ from commtax.records import replace
 from commtax.spec import Chip, Engine, KernelConstants
 from commtax.statement import Source
 
-BY_DEFINITION = Source("by definition")
-CALIBRATED = Source("calibrated")
+BY_DEFINITION, CALIBRATED = Source("by definition"), Source("calibrated")
 PLAIN = ("gemm", "decode", "prefill", "small", "elementwise", "step", "train")  # forms whose constants a chip's label is about
 STREAMS = ("conv", "gdn", "kda", "ssd", "mhc", "scales", "quantise", "encoder")
 """What forms of linear attention and other streams begin with."""
@@ -36,10 +35,7 @@ Ratio = tuple[float, float]  # how many times longer a cycle is, and a cycle of 
 
 
 def kernel_constants(engine: Engine, chip: Chip, timed: bool = False) -> KernelConstants:
-    """Return kernel constants of the chip's family, or the generic ones, or a roofline for ``textbook``.
-
-    ``timed``: of kernels as no step has them: launched by a host, without an engine's tuner, in an engine's other setting.
-    """
+    """Return kernel constants of the chip's family, or the generic ones; ``timed``: of kernels alone, as no step has them."""
     return _kernel_constants(engine.key, chip.key, chip.family, _pace(chip), timed)
 
 

@@ -171,6 +171,10 @@ def normal(name: str) -> str:
     return name.strip().lower().replace("_", "-").replace(" ", "-")
 
 
+def letters_and_digits(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name)
+
+
 def suggest(name: str, choices: Iterable[str]) -> str:
     """Suggest the nearest choices, as 'did you mean …?', or nothing where nothing is near."""
     import difflib  # not for those who spell names right

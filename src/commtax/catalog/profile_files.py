@@ -148,8 +148,7 @@ def run_topics(lessons: Iterable[RunLesson], wanted: Mapping[str, str]) -> Itera
     runs = list(dict.fromkeys(lesson.deployment for lesson in lessons))
     for name, value in wanted.items():
         if value and runs:
-            had = {getattr(run, name) for run in runs}
-            yield Topic(name, value, tuple(str(x) for x in sorted(had) if x != ""))
+            yield Topic(name, value, tuple(str(x) for x in sorted({getattr(run, name) for run in runs}) if x != ""))
             runs = [run for run in runs if str(getattr(run, name)) == value] or runs
 
 

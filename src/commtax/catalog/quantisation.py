@@ -34,9 +34,7 @@ Spelling = TypedDict("Spelling", {"names": list[tuple[str, str]], "plain": list[
 
 @lru_cache(maxsize=1)
 def _spellings() -> dict[str, Spelling]:
-    """Return spellings by architecture, where it is not as our inventory has it: ``names``, our fragments and theirs, replaced one
-    after the other, ``plain``, modules that stay as they are, and the ``expert_dtype`` of experts where a config does not say it.
-    """
+    """Return spellings by architecture: ``names``, our fragments and theirs, ``plain`` modules, the usual ``expert_dtype``."""
     return {name: one for one in table("catalog/spellings.toml")["family"] for name in one["architectures"]}
 
 
@@ -157,8 +155,7 @@ def _fixed_format(algorithm: str) -> FormatReader:
 
 
 def _integer(config: Config, key: str) -> Quant:
-    method = str(config["quant_method"]).lower()
-    bits = config.get("bits") or config.get("w_bit")
+    method, bits = str(config["quant_method"]).lower(), config.get("bits") or config.get("w_bit")
     if bits not in (4, 8):
         raise Refusal(f"model {key}: {method} with bits={bits} is not supported (4 or 8)", "model")
     width = max(0, _whole(config.get("group_size") or config.get("q_group_size") or 128))  # -1: one group a row
@@ -185,8 +182,7 @@ def _modelopt(config: Config, key: str) -> Quant:
 def _algorithm(config: Config, key: str) -> Quant:
     name = str(config.get("quant_algo") or "").upper()
     if (quant := ALGORITHMS.get(name)) is None:
-        listed = ", ".join(ALGORITHMS)
-        raise Refusal(f"model {key}: modelopt quant_algo {name or 'missing'!r} is not supported ({listed})", "model")
+        raise Refusal(f"model {key}: modelopt quant_algo {name or 'missing'!r} is not supported ({', '.join(ALGORITHMS)})", "model")
     group = _whole(config.get("group_size") or 0)
     return replace(quant, block=(1, group)) if group and quant.block[1] and quant.block[0] == 1 else quant
 
@@ -389,19 +385,15 @@ def base_key(name: str) -> str:
 def made_of(name: str) -> list[tuple[StorageRule, NameMatch]]:
     """List the rules that a checkpoint's name keeps to, each with the bundled model that it is made of."""
     wanted = normal(name.rstrip("/"))
-    pairs = [(rule, meaning(base)) for rule in rules() if (base := rule.base(wanted))]
-    return [(rule, match) for rule, match in pairs if match]
+    return [(rule, match) for rule in rules() if (base := rule.base(wanted)) and (match := meaning(base))]
 
 
 def release_of(name: str) -> NameMatch | None:
-    """Return the bundled model that a name without a stated format means: it is stored as that one.
-
-    A copy that somebody else keeps has a release's name, and a config that is not known.
-    """
+    """Return the bundled model that a name without a stated format means: it is stored as that one."""
     wanted = normal(name.rstrip("/"))
     if match := _releases().get(wanted):
         return match
-    match = meaning(wanted.rpartition("/")[2])
+    match = meaning(wanted.rpartition("/")[2])  # a copy that somebody else keeps has a release's name, and a config of its own
     return replace(match, by="name") if match and match.by == "release" else match
 
 

@@ -215,8 +215,7 @@ def _theirs(one: Technique, engine: str, key: str, value: object, more: int) -> 
     if not isinstance(value, str):
         return str(int(float(str(value))) + more) if not isinstance(value, bool) else str(value).lower()
     ours = next((word for word, becomes in one.words.items() if becomes == value), value)
-    words = words_of(engine).get(key, {})
-    return next((str(theirs) for theirs, word in words.items() if word in (ours, value)), ours)
+    return next((str(theirs) for theirs, word in words_of(engine).get(key, {}).items() if word in (ours, value)), ours)
 
 
 @lru_cache(maxsize=8)

@@ -78,8 +78,7 @@ def started(deployment: DeployedPlan, pool: LaunchJob, command: Command, port: i
     more, file = listening(deployment.program, port), f"/settings/{pool.file}"
     if pool.all_hosts > 1:
         line = " ".join(["exec", replace(command, variables=()).line(file), *more])
-        script = [*MEETING, *host_script(command, pool.all_hosts, line, leads)]
-        return {"command": list(SCRIPT), "args": ["\n".join(script)]}
+        return {"command": list(SCRIPT), "args": ["\n".join([*MEETING, *host_script(command, pool.all_hosts, line, leads)])]}
     words = words_of(command, file)
     program = next(i for i, word in enumerate([*words, "-"]) if word.startswith("-") and word != "-m")
     return {"command": words[:program], "args": [*words[program:], *more]}

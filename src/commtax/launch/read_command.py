@@ -18,7 +18,6 @@ from commtax.launch.shell import MAX_SIGNS, commands, keywords, split_here_docum
 from commtax.redaction import redact
 from commtax.statement import Note, Refusal
 
-TORCHRUN_SWITCHES = COMMON["torchrun"]["switches"].split()
 QUIET = tuple(COMMON["quiet"].split())  # beginnings of variables that are addresses, logs and places
 NO_FILES: Mapping[str, str] = {}
 Wanted = Callable[[str], bool]  # whether a model of this name is the requested one
@@ -194,7 +193,7 @@ def _split_torchrun(args: list[str], reading: FlagReading) -> tuple[str, list[st
         name = flag_name(flag)
         if name in flag_tables.TORCHRUN.flags:
             reading.values[flag_tables.TORCHRUN.flags[name][0]] = value or (args[at + 1] if at + 1 < len(args) else "")
-        at += 1 if equals or name in TORCHRUN_SWITCHES else 2
+        at += 1 if equals or name in COMMON["torchrun"]["switches"].split() else 2
     program = args[at] if at < len(args) else ""
     started = [one for one in programs() if one.script]
     named = [one for one in started if re.search(one.script, program)]

@@ -1,5 +1,4 @@
-"""What readers of families share: the register of architectures, the parts that most configs name alike, and the
-fields of a ``config.json``, read one by one: what is missing or unreadable is remembered, to name it all at once."""
+"""What readers of families share: the register of architectures, the parts that most configs name alike, and a config's fields."""
 
 from __future__ import annotations
 
