@@ -161,11 +161,8 @@ def _by_world(numbers: Mapping[str, float]) -> list[tuple[int, float]]:
 
 
 def fabric(name: str, cluster: Cluster, measured: Measured = MappingProxyType({}), behind: str = "") -> Fabric:
-    """Return the paths that a library has on a cluster's chips and inside link, noting what was never calibrated and is assumed.
-
-    ``measured`` are a profile's paths by library, which stand in for the library's but on bridged pairs. ``behind`` is an engine's
-    library, which takes over what kernels of one kind leave to it.
-    """
+    """Return a library's paths on a cluster's chips and inside link, or a profile's that were ``measured``, but on bridged pairs.
+    ``behind`` is an engine's library, which takes over what kernels of one kind leave to it."""
     if cluster.bridge:
         return with_pairs(fabric(name, cluster.without_pairs, measured, behind), fabric(name, cluster.as_pairs, behind=behind))
     version, wanted = name.partition("@")[2], library(name)
@@ -253,9 +250,8 @@ def _make(wanted: Library, cluster: Cluster, measured: Measured = MappingProxyTy
 
 def _never_measured(wanted: Library, cluster: Cluster) -> Source:
     chip, link = cluster.chip.key, cluster.intra
-    same_chip = next((r for r in wanted.chain[-1].path if chip in r.measured_on and link.kind in r.links), None)
     never = f"{wanted.key} was never measured on {chip} with {link.key}"
-    if same_chip:
+    if same_chip := next((r for r in wanted.chain[-1].path if chip in r.measured_on and link.kind in r.links), None):
         never = f"one host of {chip} was measured ({same_chip.reference}); hosts on {link.kind} differ 2 to 8 times"
     return Source("assumed", f"assumed: {never}", f"{wanted.key} {chip} {link.key}")
 

@@ -31,9 +31,7 @@ def find_chip_name(text: str) -> str:
 
 @lru_cache(maxsize=4096)
 def find_device_chip(text: str) -> str:
-    """Return the catalogue's key of the chip that a driver calls so, or "" where a word of the name fits no chip.
-
-    Tables are read more freely (``find_chip_name``), and let a chip stand for another of its generation.
+    """Return the catalogue's key of the chip that a driver calls so, or "" where a word fits none (tables are read more freely).
 
     >>> [find_device_chip(f"NVIDIA {name}") for name in ("A100-SXM4-80GB", "GeForce RTX 2080 Ti", "GeForce RTX 3090 Ti", "L40S")]
     ['a100-80-sxm', '', '', 'l40s']

@@ -1,7 +1,4 @@
-"""Files of a Hub id: from the cache that the Hub's own client keeps on this machine, else from the Hub, by the client's settings.
-
-One attempt, a bounded wait, and what failed once is not tried again: many names in one run must not wait for each other.
-"""
+"""Files of a Hub id: from the cache of the Hub's client on this machine, else from the Hub, in one attempt with a bounded wait."""
 
 import os
 import re

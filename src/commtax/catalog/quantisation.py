@@ -256,17 +256,9 @@ def _quark(config: Config, key: str) -> Quant:
     return replace(ALGORITHMS[_TABLE["quark"][kind]], ignored=_ignored_modules(config))
 
 
-READERS: Mapping[str, FormatReader] = {
-    "fp8": _fp8,
-    "fbgemm_fp8": _fixed_format("FP8_PER_CHANNEL_PER_TOKEN"),  # one scale an output row
-    **{name: _fixed_format(name.upper()) for name in ("mxfp4", "mxfp8")},
-    "awq": _integer,
-    "gptq": _integer,
-    "modelopt": _modelopt,
-    "compressed-tensors": _compressed_tensors_format,
-    "bitsandbytes": _bitsandbytes,
-    "quark": _quark,
-}
+READERS: dict[str, FormatReader] = {"fp8": _fp8, "fbgemm_fp8": _fixed_format("FP8_PER_CHANNEL_PER_TOKEN")}  # by output row
+READERS |= {**{name: _fixed_format(name.upper()) for name in ("mxfp4", "mxfp8")}, "awq": _integer, "gptq": _integer}
+READERS |= {"modelopt": _modelopt, "compressed-tensors": _compressed_tensors_format, "bitsandbytes": _bitsandbytes, "quark": _quark}
 LONGEST_NAME = 200  # signs of a name without its owner; the Hub allows 96
 
 

@@ -26,12 +26,8 @@ from commtax.units import parse_count, parse_fraction
 
 Value = int | float | str | bool
 Flags = Mapping[str, tuple[str, str]]  # the field and the kind of a flag, underscores in its name as dashes
-RULES = {
-    "int": "a whole number from 1 to 2^48 is needed",
-    "count": "a whole number is needed, such as 4096 or 32k",
-    "share": "a fraction above 0 and at most 1 is needed",
-    "ratio": "a fraction from 0 to 1 is needed",
-}  # what the kinds of values must be
+RULES = {"int": "a whole number from 1 to 2^48 is needed", "count": "a whole number is needed, such as 4096 or 32k"}
+RULES |= {"share": "a fraction above 0 and at most 1 is needed", "ratio": "a fraction from 0 to 1 is needed"}  # for kinds of values
 KINDS = (*RULES, "text", "several", "name", "on")
 PARSERS: Mapping[str, Callable[[str, str], float]] = {k: parse_count if k in ("int", "count") else parse_fraction for k in RULES}
 DASHES = "-–—"  # as word processors make them of "--"

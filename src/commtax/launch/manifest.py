@@ -187,7 +187,11 @@ def _server_inside(node: JsonObject, around: DescribedServer, key: str) -> Descr
     counted = [_number(node, name) for name in COUNTS if str(node.get(name, "")).isdigit()]
     chips = [label for name in PRODUCTS if isinstance(label := object_of(node.get("nodeSelector")).get(name), str)]
     counted += [_number(deploy, "replicas")] if "replicas" in (deploy := object_of(node.get("deploy"))) else []
-    around = replace(around, name=_name(node, key) or around.name, engine=engine, gpus=_gpus(node) or around.gpus)
+    about = node.get("metadata")
+    names = [text for name in NAMES if isinstance(text := (about if isinstance(about, dict) else node).get(name), str)]
+    listed = key if ("image" in node or "componentType" in node or "extraPodSpec" in node) and key not in ("containers", "") else ""
+    called = "" if key in ("containers", "mainContainer", "model", "metadata") else (listed or "".join(names[:1]))[:80]
+    around = replace(around, name=called or around.name, engine=engine, gpus=_gpus(node) or around.gpus)
     around = replace(around, env=env, stated=stated, hosts=hosts or around.hosts, chip=next(iter(chips), "") or around.chip)
     ordered = around.ordered or node.get("kind") == "StatefulSet"
     return replace(around, replicas=counted[0] if counted else around.replicas, ordered=ordered)
@@ -202,13 +206,6 @@ def _role(node: JsonObject, key: str) -> str:
     match = re.search("prefill|decode", " ".join(x for x in words if isinstance(x, str)), re.I)
     beside = isinstance(node.get("prefill"), dict) and "decode" not in node  # who has a pool for prompts decodes
     return match[0].lower() if match else "decode" if beside else ""
-
-
-def _name(node: JsonObject, key: str) -> str:
-    named = about if isinstance(about := node.get("metadata"), dict) else node
-    names = [text for name in NAMES if isinstance(text := named.get(name), str)]
-    listed = key if ("image" in node or "componentType" in node or "extraPodSpec" in node) and key not in ("containers", "") else ""
-    return "" if key in ("containers", "mainContainer", "model", "metadata") else (listed or "".join(names[:1]))[:80]
 
 
 def _model(node: JsonObject) -> str:

@@ -28,9 +28,7 @@ class NothingLaunchedError(Refusal):
 
 
 def parse(text: str, source: str = "", wanted: Wanted | None = None, choice: str = "") -> Launch:
-    """Read a command, a script that contains one, or YAML that describes servers. ``source`` is the file that it came from.
-
-    Where YAML describes servers of several models: the one called ``choice``, or those whose model is ``wanted``.
+    """Read a command, a script with one, or YAML of servers, of which those called ``choice``, or of the ``wanted`` model, count.
 
     >>> launch = parse("CUDA_VISIBLE_DEVICES=0,1 vllm serve meta-llama/Llama-3.1-8B -tp 2 --max-model-len 128k --foo 3")
     >>> launch.engine, launch.model, launch.options, launch.unread

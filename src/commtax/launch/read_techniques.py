@@ -62,7 +62,6 @@ def recognise(engine: str, reading: FlagReading) -> None:
     understood = {key for one in matches for key in one.keys}
     if "speculative" not in fields:
         understood |= _other_drafts(engine, words, reading)
-    # Flags of techniques that no technique took, unless they turn something off.
     understood_words = {reading.words[key].written for key in understood}
     reading.unread = [word for word in reading.unread if word not in understood_words]
     for key, word in reading.words.items():

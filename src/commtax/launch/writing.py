@@ -59,9 +59,7 @@ class Seats:
 
 
 def launch_command(question: Question, engine: str, devices: str = "") -> str:
-    """Write the command that starts a question's plan, or one line each for replicas that are servers of their own.
-
-    ``devices`` are the GPUs that it shall see (CUDA_VISIBLE_DEVICES), where they were chosen.
+    """Write the command that starts a question's plan, on chosen ``devices``, or a line for each replica that is a server.
 
     >>> from commtax.verbs.settling import ask
     >>> print(launch_command(ask("llama-3.1-8b", "8xh100-sxm", tp=2), "vllm"))
