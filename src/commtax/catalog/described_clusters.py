@@ -30,11 +30,8 @@ LINK_FIELDS = {*LINK_TEXTS, *LINK_FLAGS, "aliases", "sources", *physics.DESCRIBE
 PEAKS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")  # types of arithmetic that a chip has peaks for
 RATES = ("family", "memory_Bps", "flops_per_s")  # what makes a chip the one that was measured under its name
 OTHER_KINDS = "ICI or another scale-up link is nvlink through switches, xgmi from chip to chip; Ethernet is roce (docs/hosts.md)"
-UNSAID_OF_CHIP = {"visible_bytes": "programs see all of memory_bytes", "l2_bytes": "no cache"}  # what is assumed of a described
-UNSAID_OF_CHIP |= {
-    "num_sms": "exchanges take no SMs from kernels",
-    "family": "kernels as other chips'",
-}  # chip that does not say it
+UNSAID_OF_CHIP = {"visible_bytes": "programs see all of memory_bytes", "l2_bytes": "no cache"}  # assumed where unsaid
+UNSAID_OF_CHIP |= {"num_sms": "exchanges take no SMs from kernels", "family": "kernels as other chips'"}
 UNSAID_OF_LINK: dict[str, Callable[[float], str]] = {
     "latency_s": format_seconds,
     "mesh": lambda gpus: f"{gpus} GPUs, of which 2 have 1/{gpus - 1} of the bandwidth" if gpus else "",

@@ -125,10 +125,8 @@ def _lognormal(rest: str, argument: str) -> Lengths:
         raise Refusal(f"{where}: p90 of a lognormal is 1 to {_ROOMIEST:.3g} means; nearest valid: p90={nearest:.4g}", argument)
     if "sigma" in shape:
         fitted = Lengths("lognormal", mean or shape["p50"] * float(np.exp(shape["sigma"] ** 2 / 2)), sigma=shape["sigma"])
-    elif "mean" in shape:
-        fitted = lognormal_with_mean(**shape)
     else:
-        fitted = lognormal_of_quantiles(**shape)
+        fitted = lognormal_with_mean(**shape) if "mean" in shape else lognormal_of_quantiles(**shape)
     return replace(fitted, high=most) if most else fitted
 
 

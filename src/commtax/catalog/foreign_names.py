@@ -11,8 +11,7 @@ from commtax.shipped_tables import table
 
 COUNT = re.compile(r"(?<![a-z0-9])(?:\d+ ?x ?)+(?=[a-z])|(?<=\d)x\d+(?![a-z0-9])")  # how many there are: ``8xH100``, ``h100x8``
 MEMORY = re.compile(r"(?<![a-z0-9])(\d{2,3}) ?(?:gb|gib|g)(?![a-z0-9])")
-BARE_MEMORY = re.compile(r"(?<=[a-z0-9])[- ](\d{2,3})(?=[- ]|$)(?! ?(?:gpu|card|rank|host|node))")
-"""Gigabytes after a name, without their unit: ``a100-40-sxm``."""
+BARE_MEMORY = re.compile(r"(?<=[a-z0-9])[- ](\d{2,3})(?=[- ]|$)(?! ?(?:gpu|card|rank|host|node))")  # GB: a100-40-sxm
 
 
 @lru_cache(maxsize=4096)

@@ -53,8 +53,7 @@ def _configs_of_same_sizes(text: Config) -> Iterator[tuple[str, Config]]:
             yield key, theirs
 
 
-FAMILIES = ("plain", "deepseek", "gemma", "nemotron", "others", "qwen")
-"""Modules that fill the register, imported when it is looked into."""
+FAMILIES = ("plain", "deepseek", "gemma", "nemotron", "others", "qwen")  # modules that fill the register when it is read
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16", "bf16": "bf16", "float": "fp32"}
 NOTHING = Model("", "", 1, 1, (), (), 1)  # what is read of a config that cannot be
 NEUTRAL = re.compile(

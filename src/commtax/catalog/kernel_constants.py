@@ -18,8 +18,7 @@ from commtax.statement import Source
 
 BY_DEFINITION, CALIBRATED = Source("by definition"), Source("calibrated")
 PLAIN = ("gemm", "decode", "prefill", "small", "elementwise", "step", "train")  # forms whose constants a chip's label is about
-STREAMS = ("conv", "gdn", "kda", "ssd", "mhc", "scales", "quantise", "encoder")
-"""What forms of linear attention and other streams begin with."""
+STREAMS = ("conv", "gdn", "kda", "ssd", "mhc", "scales", "quantise", "encoder")  # and linear attention
 SUBTABLES = ("engine", "timed", "fallback")
 NO_FORMS = ("key", "like", "paced_as", "measured_on", "fitted_on", "sisters", "transferred", "sources", *SUBTABLES)
 LATENCIES = ("t0", "te", "tl", "kl", "kb")  # seconds that are cycles: of a launch, an expert's bookkeeping, a turn of a loop
@@ -27,8 +26,7 @@ SHARED = ("tb", "tc", "tm", "tq", "tr", "ts", "token", "head")
 """Seconds that are cycles of all multiprocessors together: of a block, a byte, a row, a token."""
 OF_THE_HOST = re.compile(r"exchange|.*-eager\.")  # tables whose times are a host's or a link's, whatever the chip's clock
 ROUNDING = 0.01  # datasheets round peaks: clocks that they imply are equal within this
-LEFT_OUT: dict[str, dict[str, dict[str, float]]] = data("catalog/left_out.toml")
-"""How far kernels are off on chips that nothing was fitted on."""
+LEFT_OUT: dict[str, dict[str, dict[str, float]]] = data("catalog/left_out.toml")  # errors on chips that nothing was fitted on
 Tables = dict[str, Mapping[str, float]]
 Pace = tuple[float, int]  # clock in Hz and multiprocessors; 0: not known
 Ratio = tuple[float, float]  # how many times longer a cycle is, and a cycle of all multiprocessors together

@@ -53,8 +53,7 @@ def record(cls: type[T], table: Facts, where: str, parts: Mapping[str, type] = N
     _check_keys(facts, by_name, where)
     sources: dict[str, Citation] = {}
     values = {**{key: _value(entry, key, named, sources, where) for key, entry in facts.items() if key not in fixed}, **fixed}
-    if "sources" in by_name:
-        values["sources"] = sources
+    values |= {"sources": sources} if "sources" in by_name else {}
     for part, kind in parts.items():
         values[part] = kind(**{f.name: values.pop(f.name) for f in _fields(kind) if f.name in values})
     return cls(**values)

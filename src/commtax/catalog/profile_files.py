@@ -35,8 +35,7 @@ from commtax.statement import Refusal, Source
 from commtax.toml_text import shorten, shorten_all, write_toml
 from commtax.units import listed, plural
 
-SLOPES = frozenset(f.name for kind in (HostTime, Paces) for f in fields(kind) if f.type == "float")
-"""Constants that a lesson may blame."""
+SLOPES = frozenset(f.name for kind in (HostTime, Paces) for f in fields(kind) if f.type == "float")  # that lessons may blame
 _TEXTS = tuple(f.name for f in fields(Deployment) if f.type == "str")
 _SWITCHES = tuple(f.name for f in fields(Deployment) if f.type == "bool")
 _LEFT_OUT = {f.name: f.default for f in fields(Deployment) if f.default is not MISSING}  # what a deployment that does not say it is
@@ -284,7 +283,6 @@ def profile_text(profile: Profile, comments: Sequence[str] | None = None, *, as_
 
 
 def _checked_length(text: str, name: str) -> str:
-    """Refuse long TOML, which is read slowly: what would take seconds is neither written nor read."""
     if len(text) > MOST_TOML:
         raise Refusal(f"{name}: longer than {MOST_TOML // MiB} Mi signs of TOML, thousands of runs; make several of it", "profile")
     return text

@@ -18,8 +18,7 @@ from commtax.records import dataclass
 from commtax.spec import DTYPE_BYTES, Citation, Model, Quant
 from commtax.statement import Note, Refusal
 
-Config = Mapping[str, object]
-"""A table of others: what is of another type than a method writes is a ``TypeError`` or an ``AttributeError``."""
+Config = Mapping[str, object]  # of others: a value of a wrong type is a ``TypeError`` or an ``AttributeError``
 FormatReader = Callable[[Config, str], Quant]
 IGNORED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules", "exclude", "llm_int8_skip_modules")
 """Where the methods list what stays as it is."""
@@ -144,8 +143,7 @@ def _tile(value: object) -> tuple[int, int]:
 
 def _fp8(config: Config, key: str) -> Quant:
     """Read fp8, with one scale a tensor without tiles. Where modules were narrowed later, only that step lists the others."""
-    tile = config.get("weight_block_size")
-    block = _tile(tile) if tile else (0, 0)
+    block = _tile(tile) if (tile := config.get("weight_block_size")) else (0, 0)
     parts = _layer_formats(config, key) if config.get("quantized_layers") else ()
     return Quant("fp8", "fp8", block, ignored=_ignored_modules(config, *(IGNORED[:2] if parts else IGNORED)), parts=parts)
 

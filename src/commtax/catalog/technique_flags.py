@@ -66,8 +66,7 @@ def _words(text: str, optional: bool) -> Iterator[FlagWord]:
     for at, word in enumerate(words):
         if word.startswith("-"):
             value = words[at + 1] if at + 1 < len(words) and _is_value(words[at + 1]) else "true"
-            for path, leaf in leaves(value):
-                yield FlagWord("flag", (word.lstrip("-"), *path), leaf, optional)
+            yield from (FlagWord("flag", (word.lstrip("-"), *path), leaf, optional) for path, leaf in leaves(value))
         elif at and words[at - 1].startswith("-") and _is_value(word):
             continue
         elif variable := VARIABLE.fullmatch(word):

@@ -11,8 +11,7 @@ from commtax.files import table
 from commtax.records import dataclass
 from commtax.spec import ARITHMETIC, Chip, Engine, Model
 
-MULTIPLIED = ("fp8", "nvfp4")
-"""Number formats that are multiplied as they are where a chip has the arithmetic, and unpacked to 16 bits elsewhere."""
+MULTIPLIED = ("fp8", "nvfp4")  # as they are where a chip has the arithmetic, unpacked to 16 bits elsewhere
 BESIDE = ("chip", "dtype", "family", "publisher")  # what runs of an engine differ in
 
 

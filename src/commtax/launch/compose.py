@@ -48,11 +48,9 @@ def _server(deployment: DeployedPlan, pool: LaunchJob, name: str, gpus: list[int
     check: Service = {"test": ["CMD", "curl", "-f", f"http://localhost:{PORT}{deployment.health}"]}
     check |= {"interval": f"{FACTS['probe_s']}s", "start_period": Explained(f"{deployment.start_s}s", deployment.start_remark)}
     service: Service = {"image": deployment.image, "entrypoint": words[:1], "command": words[1:], "environment": environment}
-    if not deployment.apart:
-        service["ports"] = [f"{port}:{PORT}"]
+    service |= {} if deployment.apart else {"ports": [f"{port}:{PORT}"]}
     service["volumes"] = [f"models:{FACTS['cache']}"]
-    if command.settings:
-        service["configs"] = [{"source": file, "target": f"/settings/{file}"}]
+    service |= {"configs": [{"source": file, "target": f"/settings/{file}"}]} if command.settings else {}
     service["shm_size"] = Explained(f"{pool.gpus * FACTS['shm_gib_per_gpu']}gb", WHY["shm"])
     if deployment.vendor == "amd":  # whose containers see GPUs by their device files
         service |= {"devices": ["/dev/kfd", "/dev/dri"], "group_add": ["video"]}

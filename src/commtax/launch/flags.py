@@ -32,8 +32,7 @@ KINDS = (*RULES, "text", "several", "name", "on")
 PARSERS: Mapping[str, Callable[[str, str], float]] = {k: parse_count if k in ("int", "count") else parse_fraction for k in RULES}
 DASHES = "-–—"  # as word processors make them of "--"
 LEFT_TO_THE_ENGINE = ("auto", "null", "none", "~")
-COMMON = table("launch/common.toml")
-"""What programs have in common: flags and variables that change no price, and what they call what we call otherwise."""
+COMMON = table("launch/common.toml")  # what programs have in common: flags that change no price, and other names
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,8 +233,7 @@ PRICED_WHOLE = (
 )
 LOAD = frozenset(name for name, option in options().items() if option.part in ("requests", "offered"))
 """What a benchmark sends; ``spread`` is that of the lengths it draws, as a share of their mean to either side."""
-SETTABLE = tuple(dict.fromkeys((*COMMON["told"].split(), *options())))
-"""Options of ours that a command may set, in the order in which they are listed."""
+SETTABLE = tuple(dict.fromkeys((*COMMON["told"].split(), *options())))  # by a command, in this order
 SHAPE = ("layers", "hidden", "heads", "kv_heads", "width", "experts", "vocab", "top_k")
 
 

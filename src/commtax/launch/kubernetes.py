@@ -91,8 +91,7 @@ def pod(deployment: DeployedPlan, pool: LaunchJob, leads: bool = True) -> Docume
     container["env"] = variables(command, pool)
     container["ports"] = [{"containerPort": PORT}]
     container["resources"] = {"limits": resources(deployment, pool)}
-    if leads:
-        container |= probes(deployment)
+    container |= probes(deployment) if leads else {}
     if pool.all_hosts > 1 or deployment.apart:
         container["securityContext"] = {"capabilities": {"add": Explained(["IPC_LOCK"], WHY["pins"])}}
     container["volumeMounts"], volumes = mounted(deployment, pool, command)

@@ -141,8 +141,7 @@ def _walk(node: Json, around: DescribedServer, key: str, looked: list[JsonObject
     inner = any(below[name] for name in below if name not in ROLES)
     if around.engine and not inner and (node.get("parallelism") or isinstance(node.get("model"), dict)):
         yield replace(around, words=("serve",))  # an operator's own container, without a word of ours
-    for served in below.values():
-        yield from served
+    yield from (server for served in below.values() for server in served)
 
 
 def _is_container(node: JsonObject, key: str) -> bool:
@@ -232,8 +231,7 @@ def _server(node: JsonObject, around: DescribedServer) -> DescribedServer | None
     inner = {**node, **object_of(node.get("image"))}
     sizes = {theirs: around.stated[ours] for theirs, ours in _TABLE["sizes"].items() if ours in around.stated}
     hidden = {"LWS_GROUP_SIZE": str(around.hosts), **sizes}
-    if around.gpus:
-        hidden["SKYPILOT_NUM_GPUS_PER_NODE"] = str(around.gpus)
+    hidden |= {"SKYPILOT_NUM_GPUS_PER_NODE": str(around.gpus)} if around.gpus else {}
     variables = hidden | {k: substitute_variables(v, hidden | dict(env)) for k, v in env.items()}
     script, words = script_of([substitute_variables(w, variables) for w in _words(inner)])
     script = script or substitute_variables(text_of(node.get("run")), variables)
@@ -262,9 +260,7 @@ def _words(node: JsonObject) -> list[str]:
             words += [f"--{dash_key(name)}"] if value.lower() == "true" else [f"--{dash_key(name)}={value}"]
         elif isinstance(value, dict) and dash_key(name) in nested:
             words.append(f"--{dash_key(name)}={json.dumps(value)}")
-    for name, value in assignments(node.get("env")).items():
-        words += split(value) if name in ARGUMENTS else []
-    return words
+    return words + [w for name, value in assignments(node.get("env")).items() if name in ARGUMENTS for w in split(value)]
 
 
 def server_settings(engine: str, around: Mapping[str, str], env: dict[str, str]) -> dict[str, str]:

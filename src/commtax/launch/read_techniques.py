@@ -49,9 +49,7 @@ def recognise(engine: str, reading: FlagReading) -> None:
     ours = {key: {theirs.lower(): word for theirs, word in flags.words.get(key, {}).items()} for key in reading.words}
     words = {key: WrittenWord(ours[key].get(word.value.lower(), word.value), word.written) for key, word in reading.words.items()}
     matches = sorted((one for t in techniques().values() if (one := _match(t, engine, words, reading))), key=lambda one: one.fixed)
-    fields: FieldValues = {}
-    for one in matches:  # the one that more words request wins
-        fields |= one.fields
+    fields = {name: value for one in matches for name, value in one.fields.items()}  # the one that more words request wins
     matches = [one for one in matches if one.fields.items() <= fields.items()]
     options_of = _options_by_field()
     named = [one for one in matches if not one.fields.keys() <= options_of.keys() and not one.fields.items() <= flags.usual.items()]
@@ -89,10 +87,8 @@ def _match(one: Technique, engine: str, written: Mapping[str, WrittenWord], read
     here = {key: (word.value.lower(), reading.words[key].value.lower()) for key, word in written.items()}
     if not words or not all(word.value.lower() in here.get(word.key, ()) for word in fixed):
         return None
-    taken: FieldValues = {}
-    for word in words:
-        if word.place and word.key in written:
-            taken |= _taken(one, word.place, written[word.key])
+    placed = [(word.place, written[word.key]) for word in words if word.place and word.key in written]
+    taken = {name: value for place, text in placed for name, value in _taken(one, place, text).items()}
     if not fixed and not taken:
         return None
     fields: FieldValues = {name: value for name, value in one.sets.items() if isinstance(value, (int, float, str))} | taken

@@ -33,10 +33,9 @@ def write(job: LaunchJob) -> Command:
     args = ["trtllm-serve", model_id(job.question.model)]
     args += server_flags(job, tp=above_one(job.plan.tp * job.dp // job.plan.dcp), kv_dtype="", graphs="")
     settings: JsonObject = {"enable_attention_dp": True} if job.dp > 1 else {}
-    if job.question.what_if.eager:
-        settings["cuda_graph_config"] = None
-    if job.plan.lora_rank:
-        settings["lora_config"] = {"max_lora_rank": job.plan.lora_rank, "max_loras": job.plan.max_loras}
+    settings |= {"cuda_graph_config": None} if job.question.what_if.eager else {}
+    lora: JsonObject = {"max_lora_rank": job.plan.lora_rank, "max_loras": job.plan.max_loras}
+    settings |= {"lora_config": lora} if job.plan.lora_rank else {}
     if job.hosts > 1:
         tasks = f"--ntasks-per-node {job.gpus // job.hosts}" if job.gpus % job.hosts == 0 else f"-n {job.gpus}"
         args.insert(0, f"srun -N {job.hosts} {tasks} --mpi=pmix trtllm-llmapi-launch")

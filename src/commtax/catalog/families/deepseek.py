@@ -7,8 +7,7 @@ from commtax.catalog.families.parts import Fields, chosen_layers, decoder, famil
 from commtax.catalog.families.vision import moonvit, moonvit2, register_vision
 from commtax.spec import Attention, Block, Compressed, DeltaNet, Experts, Extra, Hyper, Indexer, Latent, Model
 
-RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
-"""Tokens that share an entry, by the names that transformers has for V4's layers."""
+RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}  # tokens an entry
 mixture = partial(family, sequence_parallel_moe=True)
 mixture("DeepseekV2ForCausalLM")(lambda c: latent_decoder(c, correction_bias=False))
 

@@ -103,8 +103,7 @@ class Fields:
 
 Reader = Callable[[Fields], Model]
 MAX_PREDICTIONS = 64  # layers for further tokens that a config may ask for
-STATES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-"""Types of recurrent states by their names in configs; what has another, or none, leaves it to the engine."""
+STATES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}  # types of recurrent states; others are left to the engine
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from commtax.records import dataclass
 from commtax.spec import Model, Tower, TowerTensor
 from commtax.statement import Note
 
-TowerMaker = Callable[[Fields, int, Fields], Tower]
-"""A tower from its section of a config, the decoder's width, and the config around."""
+TowerMaker = Callable[[Fields, int, Fields], Tower]  # from its section of a config, the decoder's width, and the whole config
 UNBIASED = {"bias": False, "norm_bias": False, "patch_bias": False, "last_norm": False}
 
 
