@@ -39,7 +39,6 @@ UNSAID_OF_LINK: dict[str, Callable[[float], str]] = {
     "fill_s": lambda seconds: format_seconds(seconds) if seconds else "",
 }  # what decides a link's times, and how a value is told that another link lends it; "" where that is none
 LONGEST = 200  # signs of a name or a note that are kept
-
 Sources = dict[str, Citation]
 
 

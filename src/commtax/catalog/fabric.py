@@ -21,7 +21,6 @@ SPREAD, ASSUMED_SPREAD = 0.15, 0.6  # half-widths where a library has no residua
 MOVED = "transferred "  # what widths of pairs of library and chip begin with that were left out
 LATENCIES = ("launch_s", "hop_s", "sqrt_s")
 BY_WORLD = ("max_bytes", "min_bytes", "contention")  # fields of a path that are pairs of a group's size and a number
-
 Measured = Mapping[str, tuple[Path, ...]]
 _MADE: dict[tuple[object, ...], Fabric] = {}
 

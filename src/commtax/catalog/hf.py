@@ -138,7 +138,6 @@ USUAL = "LlamaForCausalLM"  # whose layers most others follow
 
 def _nearest(config: Mapping[str, object], stated: str) -> str:
     """Return the family that can read the config and knows most of its fields, and of equals one of a similar name, else Llama."""
-
     import difflib
 
     def fit(name: str) -> tuple[int, float, bool]:

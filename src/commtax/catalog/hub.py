@@ -133,14 +133,9 @@ class _Redirects(HTTPRedirectHandler):
             fp.close()
             raise LookupError(f"{self.place} sends us to {new[:200]}, which is not https")
         request = super().redirect_request(req, fp, code, msg, headers, new)  # without what is not to be sent along
-        if request and urlsplit(new)[:2] == urlsplit(self.place)[:2]:
-            _authorise(request, self.token)
+        if self.token and request and urlsplit(new)[:2] == urlsplit(self.place)[:2]:
+            request.add_unredirected_header("Authorization", f"Bearer {self.token}")
         return request
-
-
-def _authorise(request: Request, token: str) -> None:
-    if token:
-        request.add_unredirected_header("Authorization", f"Bearer {token}")
 
 
 def _get(place: str, name: str, file_name: str) -> tuple[bytes, str]:
@@ -152,7 +147,8 @@ def _get(place: str, name: str, file_name: str) -> tuple[bytes, str]:
     secret = secret.strip()
     token = secret if secret.isascii() and secret.isprintable() else ""
     request = Request(f"{place}/{name}/resolve/main/{file_name}", headers={"User-Agent": "commtax"})
-    _authorise(request, token)
+    if token:
+        request.add_unredirected_header("Authorization", f"Bearer {token}")
     try:
         with build_opener(_Redirects(place, token)).open(request, timeout=READ_SECONDS) as answer:
             body, commit = answer.read(CONFIG_BYTES + 1), answer.headers.get("X-Repo-Commit") or ""

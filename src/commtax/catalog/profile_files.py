@@ -154,10 +154,6 @@ def run_topics(lessons: Iterable[RunLesson], wanted: Mapping[str, str]) -> Itera
 NO_FACTS = ("key", "name")  # what a chip is called is no fact of it
 
 
-def join(profiles: Sequence[Profile]) -> Profile:
-    return reduce(lay_over, profiles)
-
-
 def tells_chip(profile: Profile) -> bool:
     """Return whether it holds facts of a chip, which hold of no other."""
     return bool(set(profile.chip) - set(NO_FACTS))
@@ -263,7 +259,7 @@ def load_profile(profile: ProfilesLike | None) -> Profile | None:
         return load(profile)
     if isinstance(profile, (list, tuple)):
         read = [one for one in map(load_profile, profile) if one is not None]
-        return join(read) if read else None
+        return reduce(lay_over, read) if read else None
     rule = "the name of a file is needed, or a Profile, or a list of them"
     raise Refusal(f"profile={physics.short_repr(profile)}: {rule}", "profile")
 

@@ -11,7 +11,7 @@ from commtax.files import table
 from commtax.records import dataclass
 from commtax.spec import ARITHMETIC, Chip, Engine, Model
 
-MULTIPLIED = ("fp8", "nvfp4")  # as they are where a chip has the arithmetic, unpacked to 16 bits elsewhere
+MULTIPLIED = ("fp8", "nvfp4")  # as they are where a chip has the arithmetic; elsewhere they are unpacked to 16 bits
 BESIDE = ("chip", "dtype", "family", "publisher")  # what runs of an engine differ in
 
 

@@ -233,7 +233,7 @@ PRICED_WHOLE = (
 )
 LOAD = frozenset(name for name, option in options().items() if option.part in ("requests", "offered"))
 """What a benchmark sends; ``spread`` is that of the lengths it draws, as a share of their mean to either side."""
-SETTABLE = tuple(dict.fromkeys((*COMMON["told"].split(), *options())))  # by a command, in this order
+SETTABLE = tuple(dict.fromkeys((*COMMON["told"].split(), *options())))  # what a command may set, in this order
 SHAPE = ("layers", "hidden", "heads", "kv_heads", "width", "experts", "vocab", "top_k")
 
 

@@ -13,7 +13,7 @@ from commtax.statement import Refusal
 FLAGS = flags_of("megatron")
 SCHEDULES = ("1f1b", "interleaved")
 UNEVEN = ("first_layers", "last_layers", "embedding_counts", "loss_counts")
-FORMATS = {"fp8": {"fp8": "hybrid"}, "mxfp8": {"fp8": "e4m3", "fp8_recipe": "mxfp8"}, "nvfp4": {"fp4": "e2m1"}}  # of products
+FORMATS = {"fp8": {"fp8": "hybrid"}, "mxfp8": {"fp8": "e4m3", "fp8_recipe": "mxfp8"}, "nvfp4": {"fp4": "e2m1"}}  # flags
 MOST_LETTERS = 100_000  # that a layout of stages may spell out
 LAYOUT_TOKEN = re.compile(r"\*[0-9]{1,9}|.", re.DOTALL)
 

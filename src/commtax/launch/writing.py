@@ -31,8 +31,9 @@ class Seats:
         self.word, self.each = word, cluster.gpus_per_host
         self.free = [cluster.gpus_per_host] * cluster.num_hosts
         self.away = apart or cluster.num_hosts > 1
-        self.ends: list[list[tuple[str, int]]] = []
-        """By host that several servers end on: the first host of each, and how many GPUs it takes here."""
+        self.ends: list[
+            list[tuple[str, int]]
+        ] = []  # by host that several servers end on: the first host of each, and its GPUs here
 
     def seat(self, job: LaunchJob, number: int) -> tuple[str, str]:
         """Return the host of a server and the GPUs that it sees there. A server of several hosts has them all."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from commtax.records import dataclass
 
-PLAIN = re.compile(r"(?:--?)?[A-Za-z_/$][\w ./$(){}@+=,:-]*|\d+(?:Gi|gb|s)")  # without quotes, if no other YAML
+PLAIN = re.compile(r"(?:--?)?[A-Za-z_/$][\w ./$(){}@+=,:-]*|\d+(?:Gi|gb|s)")  # needs no quotes, but for OTHERWISE
 OTHERWISE = re.compile(r"(?i)(?:true|false|null|yes|no|on|off|y|n|~)|.*(?:: | #|:$| $).*|.*[{}].*", re.S)
 Tree = object  # a mapping, a list, text, a number, a switch, or one of those with a comment
 
