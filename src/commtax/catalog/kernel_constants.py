@@ -33,7 +33,7 @@ Ratio = tuple[float, float]  # how many times longer a cycle is, and a cycle of 
 
 
 def kernel_constants(engine: Engine, chip: Chip, timed: bool = False) -> KernelConstants:
-    """Return kernel constants of the chip's family, or the generic ones; ``timed``: of kernels alone, as no step has them."""
+    """Return kernel constants of the chip's family, or the generic ones, those of kernels alone where ``timed``."""
     return _kernel_constants(engine.key, chip.key, chip.family, _pace(chip), timed)
 
 
