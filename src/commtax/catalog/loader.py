@@ -118,7 +118,7 @@ def table(kind: str, stem: str) -> Table:
         sizes: JsonObject = {section: {**rest[section], **sizes_of_row}} if section else sizes_of_row
         config = {"architectures": [family["architecture"]], **rest, **sizes}
         source = {"title": title, "url": f"{url}/blob/main/config.json", "date": ""}
-        made: Table = {"key": key, "aliases": [name, *others], "config": config, "source": source}
+        made: dict[str, object] = {"key": key, "aliases": [name, *others], "config": config, "source": source}
         return made | {"published": [*_published_totals(counts, url)], "assumed_length": key in family.get("assumed_length", ())}
     return dict(json.loads((FACTS / kind / f"{stem}.json").read_text(encoding="utf-8")))
 
