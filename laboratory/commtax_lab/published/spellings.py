@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from commtax.catalog import keys
-from commtax.catalog.foreign_names import letters_and_digits
-from commtax.catalog.loader import aliases, find, stems
+from commtax.catalog.loader import aliases, find, letters_and_digits, stems
 from commtax.catalog.models import bundled_model, origin
 from commtax.spec import DTYPE_BYTES, Model
 from commtax_lab.published.rows import Row, names

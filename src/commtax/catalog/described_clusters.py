@@ -1,8 +1,7 @@
 """A cluster that somebody describes in a TOML file of their own: the fields of ``catalog/clusters``, sources where one cares to.
 
-``chip``, ``intra``, ``inter`` and ``bridge`` are names of the catalogue, or tables; ``num_hosts`` is 1 where the file does not say
-it, and all else what hosts of the chip usually have. A table that says the same as an entry of the catalogue under its name is that
-entry; what says something else has a name of its own, so that no measurement of another thing is taken for its own.
+``chip``, ``intra``, ``inter`` and ``bridge`` are names of the catalogue, or tables; all else is as hosts of the chip usually are. A
+table that differs from the catalogued entry under its name gets another name, so that no other measurement is taken for its own.
 """
 
 import math
@@ -31,12 +30,8 @@ LINK_FIELDS = {*LINK_TEXTS, *LINK_FLAGS, "aliases", "sources", *physics.DESCRIBE
 PEAKS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")  # types of arithmetic that a chip has peaks for
 RATES = ("family", "memory_Bps", "flops_per_s")  # what makes a chip the one that was measured under its name
 OTHER_KINDS = "ICI or another scale-up link is nvlink through switches, xgmi from chip to chip; Ethernet is roce (docs/hosts.md)"
-UNSAID_OF_CHIP = {
-    "visible_bytes": "programs see all of memory_bytes",
-    "l2_bytes": "no cache",
-    "num_sms": "exchanges take no SMs from kernels",
-    "family": "kernels as other chips'",
-}  # what is assumed of a described chip that does not say it
+UNSAID_OF_CHIP = {"visible_bytes": "programs see all of memory_bytes", "l2_bytes": "no cache"}  # assumed where unsaid
+UNSAID_OF_CHIP |= {"num_sms": "exchanges take no SMs from kernels", "family": "kernels as other chips'"}
 UNSAID_OF_LINK: dict[str, Callable[[float], str]] = {
     "latency_s": format_seconds,
     "mesh": lambda gpus: f"{gpus} GPUs, of which 2 have 1/{gpus - 1} of the bandwidth" if gpus else "",
@@ -44,7 +39,6 @@ UNSAID_OF_LINK: dict[str, Callable[[float], str]] = {
     "fill_s": lambda seconds: format_seconds(seconds) if seconds else "",
 }  # what decides a link's times, and how a value is told that another link lends it; "" where that is none
 LONGEST = 200  # signs of a name or a note that are kept
-
 Sources = dict[str, Citation]
 
 
@@ -79,16 +73,14 @@ def assumed_words(name: str, where: str, what: Collection[str]) -> str:
 
 
 def described_link(part: TableView, scope: str, cited: Sources, name: str) -> tuple[Link, str]:
-    """Return a link of a table, and what is assumed: the rest of the catalogued link of its kind (inside a host, the kind that a
-    network is laid out as) with the nearest rate, though a network is as late as networks are."""
+    """Return a link of a table, and what is assumed: the rest of the catalogued link of its kind with the nearest rate."""
     check_keys(part, LINK_FIELDS)
     texts = {key: line(part, key) for key in LINK_TEXTS}
     if texts["scope"] not in ("", scope):
         raise Refusal(f"{part.named('scope')}='{texts['scope']}': {scope} is needed here", part.named("scope"))
     facts, sources = numbers(part, physics.DESCRIBED_LINK, cited, needed=("bandwidth_Bps",))
     stated = {**facts, **{key: part.switch(key) for key in LINK_FLAGS if key in part.table}}
-    rate, where = facts["bandwidth_Bps"], part.named("kind")
-    kind = texts["kind"]
+    rate, where, kind = facts["bandwidth_Bps"], part.named("kind"), texts["kind"]
     if scope == "intra" and kind in {one.kind for one in map(link, stems("links")) if one.scope == "inter"}:
         if "switched" not in stated:
             rule = "inside a host, switched = true (through switches) or false (from chip to chip) is needed beside it"

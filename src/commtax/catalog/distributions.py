@@ -125,10 +125,8 @@ def _lognormal(rest: str, argument: str) -> Lengths:
         raise Refusal(f"{where}: p90 of a lognormal is 1 to {_ROOMIEST:.3g} means; nearest valid: p90={nearest:.4g}", argument)
     if "sigma" in shape:
         fitted = Lengths("lognormal", mean or shape["p50"] * float(np.exp(shape["sigma"] ** 2 / 2)), sigma=shape["sigma"])
-    elif "mean" in shape:
-        fitted = lognormal_with_mean(**shape)
     else:
-        fitted = lognormal_of_quantiles(**shape)
+        fitted = lognormal_with_mean(**shape) if "mean" in shape else lognormal_of_quantiles(**shape)
     return replace(fitted, high=most) if most else fitted
 
 
@@ -190,11 +188,9 @@ def _column(rows: list[tuple[int, list[str]]], place: int, path: str, argument: 
 
 
 def quantile_lengths(values: Array, points: int = POINTS) -> Lengths:
-    """Return a sample as evenly spaced quantiles, the highest of which are moved so that the mean of what is drawn stays the
-    sample's.
+    """Return a sample as evenly spaced quantiles, the highest of which are moved so that what is drawn keeps the sample's mean.
 
-    A straight line from the last but one to the longest of all would draw far too many long ones: a data set's longest request
-    stands alone.
+    A straight line from the last but one to the longest of all, which stands alone, would draw far too many long ones.
 
     >>> tuple(quantile_lengths(np.array(seen), 3).quantiles for seen in ([1.0, 2.0, 3.0, 4.0], [1.0, 1.0, 1.0, 1.0, 6.0]))
     ((1.0, 2.5, 4.0), (1.0, 1.0, 5.0))

@@ -1,7 +1,4 @@
-"""Constants of collectives for one cluster: a library's paths on its chips and links.
-
-A library's file tells what was measured on which chips and links; what it does not tell is taken from its kin, or assumed.
-"""
+"""Constants of collectives for one cluster: a library's paths as measured on its chips and links, else its kin's, or assumed."""
 
 from __future__ import annotations
 
@@ -19,13 +16,11 @@ from commtax.statement import Note, Refusal, Source
 
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", "broadcast")
 FUSED = "all-reduce-norm"  # what a kernel does that sums over the ranks, adds the residual and norms
-BY_DEFINITION = Source("by definition")
-CALIBRATED = Source("calibrated")
+BY_DEFINITION, CALIBRATED = Source("by definition"), Source("calibrated")
 SPREAD, ASSUMED_SPREAD = 0.15, 0.6  # half-widths where a library has no residuals: on links that were measured, and on others
 MOVED = "transferred "  # what widths of pairs of library and chip begin with that were left out
 LATENCIES = ("launch_s", "hop_s", "sqrt_s")
 BY_WORLD = ("max_bytes", "min_bytes", "contention")  # fields of a path that are pairs of a group's size and a number
-
 Measured = Mapping[str, tuple[Path, ...]]
 _MADE: dict[tuple[object, ...], Fabric] = {}
 
@@ -46,7 +41,6 @@ class PathRow:
 
     @property
     def link(self) -> Link:
-        """Return the link that it was measured on."""
         return link_of(self.reference)
 
     def of_chip(self, chip: str) -> bool:
@@ -134,8 +128,7 @@ def library(name: str) -> Library:
 
 @lru_cache(maxsize=64)
 def read_library(kind: str, key: str) -> Library:
-    where = f"{kind}/{key}"
-    facts = dict(table(kind, key))
+    where, facts = f"{kind}/{key}", dict(table(kind, key))
     facts["path"] = [_path_row(row, f"{where}.path") for row in facts.get("path", ())]
     facts["hosts"] = [{**row, "contention": _by_world(row["contention"])} for row in facts.get("hosts", ())]
     for name, cls in (("spread", Spread), ("fitted", FittedTable), ("hosts", Hosts)):
@@ -167,11 +160,8 @@ def _by_world(numbers: Mapping[str, float]) -> list[tuple[int, float]]:
 
 
 def fabric(name: str, cluster: Cluster, measured: Measured = MappingProxyType({}), behind: str = "") -> Fabric:
-    """Return the paths that a library has on a cluster's chips and inside link, noting what was never calibrated and is assumed.
-
-    ``measured`` are a profile's paths by library, which stand in for the library's but on bridged pairs. ``behind`` is an engine's
-    library, which takes over what kernels of one kind leave to it.
-    """
+    """Return a library's paths on a cluster's chips and inside link, or a profile's that were ``measured``, but on bridged pairs.
+    ``behind`` is an engine's library, which takes over what kernels of one kind leave to it."""
     if cluster.bridge:
         return with_pairs(fabric(name, cluster.without_pairs, measured, behind), fabric(name, cluster.as_pairs, behind=behind))
     version, wanted = name.partition("@")[2], library(name)
@@ -203,16 +193,12 @@ def exchange(key: str, cluster: Cluster) -> Fabric:
 
 
 def fusion(cluster: Cluster, name: str = "") -> Fabric | None:
-    """Return the paths of a kernel that all-reduces, adds the residual and norms (``FUSED``): the one that is named, or one that
-    was measured on this very chip before one of its family."""
+    """Return the paths of a kernel as ``FUSED``: the one that is named, or one measured on this very chip before its family's."""
     key, _, version = name.partition("@")
     chip, kind = cluster.chip, cluster.intra.kind
-    matches = [
-        (bool(row.measured_on), one)
-        for one in (read_library("fusions", stem) for stem in stems("fusions") if key in ("", stem))
-        for row in one.path
-        if chip.family in row.families and kind in row.links and row.of_chip(chip.key)
-    ]
+    named = (read_library("fusions", stem) for stem in stems("fusions") if key in ("", stem))
+    rows = [(one, row) for one in named for row in one.path if chip.family in row.families and kind in row.links]
+    matches = [(bool(row.measured_on), one) for one, row in rows if row.of_chip(chip.key)]
     return _made(max(matches, key=lambda pair: pair[0])[1], cluster, version) if matches else None
 
 
@@ -235,9 +221,7 @@ def _make(wanted: Library, cluster: Cluster, measured: Measured = MappingProxyTy
     missing = [op for op in wanted.ops if not any(p.op == op for p in paths)]
     made = tuple(_bound_latencies(_plain_ring(op, cluster.intra, last), last, cluster) for op in missing)
     calibrated = "all-reduce" not in missing and any(row.measured_with(cluster) for row in last.path)
-    inside = (
-        _paths(last, cluster, measured, version if last is wanted else "") + made
-    )  # an engine's own kernels do not leave a host
+    inside = _paths(last, cluster, measured, version if last is wanted else "") + made  # without kernels that stay in a host
     chip = cluster.chip
     network, between = last.networks.get(chip.family, last.network), cluster.inter.key
     if network.links and between not in network.links:  # unmeasured networks have the constants of measured ones
@@ -249,31 +233,24 @@ def _make(wanted: Library, cluster: Cluster, measured: Measured = MappingProxyTy
     floors = wanted.eager_floor_s or last.eager_floor_s
     count = len(_paths(wanted, cluster, measured, version)) if wanted.alone else 0  # of its own kernels, which any size may use
     free = (*(replace(path, min_bytes=()) for path in paths[:count]), *paths[count:])
-    return Fabric(
-        name=f"{wanted.key}@{wanted.version}",
-        label=_source_inside(wanted, cluster, version) if calibrated else _never_measured(wanted, cluster),
-        paths={op: tuple(p for p in (*paths, *made) if p.op == op) for op in wanted.ops},
-        network_paths={op: tuple(p for p in inside if p.op == op) for op in wanted.ops},
-        network=replace(network, spread=_widest(spreads, "across", network.spread)),
-        exchanges={key: exchange(key, cluster) for key in stems("exchanges")} if wanted.ops == OPS else {},
-        kernels={op: tuple(path for path in free if path.op == op) for op in dict.fromkeys(path.op for path in free[:count])},
-        fused=fusion(cluster) if wanted.ops == OPS else None,
-        eager_floor_s=floors.get(chip.key, floors.get(chip.family, max(floors.values(), default=0.0))),
-        busy_s=wanted.busy_s,
-        busy_Bps=wanted.busy_Bps,
-        kept_sms=wanted.kept_sms,
-        spread=_widest(spreads, cluster.intra.kind if calibrated else "assumed", SPREAD if calibrated else ASSUMED_SPREAD),
-        spreads=spreads,
-        copying_sms=wanted.copying_sms,
-        note="" if calibrated or is_measured else Note("assumed links", f"collectives on {where}: calibrate before you trust them"),
-    )
+    label = _source_inside(wanted, cluster, version) if calibrated else _never_measured(wanted, cluster)
+    note = "" if calibrated or is_measured else Note("assumed links", f"collectives on {where}: calibrate before you trust them")
+    here, beyond = ({op: tuple(p for p in some if p.op == op) for op in wanted.ops} for some in ((*paths, *made), inside))
+    network = replace(network, spread=_widest(spreads, "across", network.spread))
+    spread = _widest(spreads, cluster.intra.kind if calibrated else "assumed", SPREAD if calibrated else ASSUMED_SPREAD)
+    kernels = {op: tuple(path for path in free if path.op == op) for op in dict.fromkeys(path.op for path in free[:count])}
+    plain = Fabric(f"{wanted.key}@{wanted.version}", label, here, network_paths=beyond, network=network, kernels=kernels, note=note)
+    floor_s = floors.get(chip.key, floors.get(chip.family, max(floors.values(), default=0.0)))
+    plain = replace(plain, spread=spread, spreads=spreads, eager_floor_s=floor_s, copying_sms=wanted.copying_sms)
+    plain = replace(plain, busy_s=wanted.busy_s, busy_Bps=wanted.busy_Bps, kept_sms=wanted.kept_sms)
+    exchanges = {key: exchange(key, cluster) for key in stems("exchanges")} if wanted.ops == OPS else {}
+    return replace(plain, exchanges=exchanges, fused=fusion(cluster) if wanted.ops == OPS else None)
 
 
 def _never_measured(wanted: Library, cluster: Cluster) -> Source:
     chip, link = cluster.chip.key, cluster.intra
-    same_chip = next((r for r in wanted.chain[-1].path if chip in r.measured_on and link.kind in r.links), None)
     never = f"{wanted.key} was never measured on {chip} with {link.key}"
-    if same_chip:
+    if same_chip := next((r for r in wanted.chain[-1].path if chip in r.measured_on and link.kind in r.links), None):
         never = f"one host of {chip} was measured ({same_chip.reference}); hosts on {link.kind} differ 2 to 8 times"
     return Source("assumed", f"assumed: {never}", f"{wanted.key} {chip} {link.key}")
 
@@ -319,17 +296,14 @@ def _widest(spreads: tuple[Spread, ...], where: str, default: float) -> float:
 
 
 def _paths(one: Library, cluster: Cluster, measured: Measured, version: str) -> tuple[Path, ...]:
-    """Return the paths of one library on this cluster: as measured there, else as calibrated for its family, at the link's rate.
-    Another rate keeps the latencies, so that a faster link is never slower; another generation has its own."""
+    """Return a library's paths on this cluster: as measured there, else as calibrated, at the link's rate with equal latencies."""
     family, link, here = cluster.chip.family, cluster.intra, measured.get(one.key, ())
     hosts = next((h.contention for h in one.chain[-1].hosts if h.kind == link.kind and link.bandwidth_Bps <= h.most_Bps), ())
     paths, done = list(here), {path.op for path in here}
     for row in one.rows(family, link.kind, version):
         if row.path.algorithm != "in-switch" or link.switched:
-            rate, local_s = (
-                row.path.bandwidth_Bps * link.bandwidth_Bps / row.link.bandwidth_Bps,
-                row.passes / cluster.chip.memory_Bps,
-            )
+            rate = row.path.bandwidth_Bps * link.bandwidth_Bps / row.link.bandwidth_Bps
+            local_s = row.passes / cluster.chip.memory_Bps
             usual = row.path if row.measured_with(cluster) else replace(row.path, contention=hosts, spread=0.0, ranks=())
             made = replace(usual, bandwidth_Bps=rate, mesh=link.mesh, local_s=local_s)
             for path in (replace(made, op=op) for op in row.ops if op not in done):

@@ -1,7 +1,4 @@
-"""Chips and models as drivers, logs and tables spell them; clusters as people write them.
-
-A chip is known by the words of its key and of its aliases in the catalogue, in whatever order and between whatever other words
-they stand; nothing is looked up anywhere."""
+"""Chips and models as drivers, logs and tables spell them, by the words of their names in any order; clusters as people do."""
 
 import re
 from functools import lru_cache
@@ -9,13 +6,12 @@ from typing import Any
 
 from commtax.catalog import loader
 from commtax.catalog.hardware import chip
-from commtax.catalog.loader import find, normal, stems
+from commtax.catalog.loader import find, letters_and_digits, normal, stems
 from commtax.shipped_tables import table
 
 COUNT = re.compile(r"(?<![a-z0-9])(?:\d+ ?x ?)+(?=[a-z])|(?<=\d)x\d+(?![a-z0-9])")  # how many there are: ``8xH100``, ``h100x8``
 MEMORY = re.compile(r"(?<![a-z0-9])(\d{2,3}) ?(?:gb|gib|g)(?![a-z0-9])")
-BARE_MEMORY = re.compile(r"(?<=[a-z0-9])[- ](\d{2,3})(?=[- ]|$)(?! ?(?:gpu|card|rank|host|node))")
-"""Gigabytes after a name, without their unit: ``a100-40-sxm``."""
+BARE_MEMORY = re.compile(r"(?<=[a-z0-9])[- ](\d{2,3})(?=[- ]|$)(?! ?(?:gpu|card|rank|host|node))")  # GB: a100-40-sxm
 
 
 @lru_cache(maxsize=4096)
@@ -34,9 +30,7 @@ def find_chip_name(text: str) -> str:
 
 @lru_cache(maxsize=4096)
 def find_device_chip(text: str) -> str:
-    """Return the catalogue's key of the chip that a driver calls so, or "" where a word of the name fits no chip.
-
-    Tables are read more freely (``find_chip_name``), and let a chip stand for another of its generation.
+    """Return the catalogue's key of the chip that a driver calls so, or "" where a word fits none (tables are read more freely).
 
     >>> [find_device_chip(f"NVIDIA {name}") for name in ("A100-SXM4-80GB", "GeForce RTX 2080 Ti", "GeForce RTX 3090 Ti", "L40S")]
     ['a100-80-sxm', '', '', 'l40s']
@@ -69,10 +63,6 @@ def _chip_names() -> tuple[dict[str, str], tuple[tuple[tuple[str, ...], str], ..
     names = [(name, key) for key in stems("chips") if chip(key).vendor != "generic" for name in (key, *chip(key).aliases)]
     by_words = tuple(dict.fromkeys((_words(name), key) for name, key in names))
     return {letters_and_digits(name.lower()): key for name, key in names}, by_words
-
-
-def letters_and_digits(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name)
 
 
 @lru_cache(maxsize=256)

@@ -1,5 +1,4 @@
-"""Chips and links by name, each in its own file with its sources; a chip also by what a driver says of it. Last, what carries
-caches between workers, ``carriers.toml``, and where prefixes are put by, ``tiers.toml``."""
+"""Chips and links by name, a chip also by what a driver says of it; ``carriers.toml`` of caches, and ``tiers.toml`` of prefixes."""
 
 import re
 from dataclasses import replace

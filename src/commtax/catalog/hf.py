@@ -1,8 +1,7 @@
 """A Hugging Face ``config.json`` read into a ``Model``. What cannot be read is refused by name, never guessed.
 
-Each family is one small function of ``families`` under ``@family`` with its architectures' names. Fields that the model classes
-themselves default (for example ``num_key_value_heads`` = ``num_attention_heads`` in Llama) follow the same default there.
-A config that leaves sizes out is completed from a bundled model of the same architecture.
+Each family is one small function of ``families`` under ``@family``, with the defaults of its model class in transformers. A config
+that leaves sizes out is completed from a bundled model of the same architecture.
 """
 
 import re
@@ -11,7 +10,7 @@ from dataclasses import replace
 from importlib import import_module
 
 from commtax.catalog.families.parts import ARCHITECTURES, Fields
-from commtax.catalog.loader import stems, suggest, table
+from commtax.catalog.loader import letters_and_digits, stems, suggest, table
 from commtax.catalog.quantisation import quantisation_of_config
 from commtax.spec import Model
 from commtax.statement import Note, Refusal
@@ -54,8 +53,7 @@ def _configs_of_same_sizes(text: Config) -> Iterator[tuple[str, Config]]:
             yield key, theirs
 
 
-FAMILIES = ("plain", "deepseek", "gemma", "nemotron", "others", "qwen")
-"""Modules that fill the register, imported when it is looked into."""
+FAMILIES = ("plain", "deepseek", "gemma", "nemotron", "others", "qwen")  # modules that fill the register when it is read
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16", "bf16": "bf16", "float": "fp32"}
 NOTHING = Model("", "", 1, 1, (), (), 1)  # what is read of a config that cannot be
 NEUTRAL = re.compile(
@@ -85,16 +83,10 @@ def from_config(config: Mapping[str, object], key: str, read_as: str = "") -> Mo
         left = [one for one in names if one not in fields.names_read and not NEUTRAL.search(one)]
         unused = f"; ignored: {', '.join(left)}" if left else "; no field is ignored"
         notes.append(Note("read-as", f"assumed: {stated or 'a config without an architecture'} is read as {name}{unused}"))
-    return replace(
-        model,
-        key=key,
-        architecture=name,
-        dtype=_DTYPES[dtype],
-        quant=quantisation_of_config(config, name, key),
-        residual_stream=not ARCHITECTURES[name].plain_residual,
-        moe_sequence_parallel=ARCHITECTURES[name].sequence_parallel_moe,
-        notes=(*notes, *dict.fromkeys(fields.notes)),
-    )
+    model = replace(model, key=key, architecture=name, dtype=_DTYPES[dtype], quant=quantisation_of_config(config, name, key))
+    family, remarks = ARCHITECTURES[name], (*notes, *dict.fromkeys(fields.notes))
+    streams, spread = not family.plain_residual, family.sequence_parallel_moe
+    return replace(model, residual_stream=streams, moe_sequence_parallel=spread, notes=remarks)
 
 
 def _read(name: str, config: Mapping[str, object]) -> tuple[Model, Fields]:
@@ -112,8 +104,8 @@ def _read(name: str, config: Mapping[str, object]) -> tuple[Model, Fields]:
 
 def find_family(name: str, config: Mapping[str, object]) -> str:
     """Return the architecture that ``--as`` names, by itself or its family, with a vision tower where the config has sections."""
-    wanted = _letters_and_digits(name)
-    matches = [a for a in architectures() if wanted in (_letters_and_digits(a), _letters_and_digits(family_name(a)))]
+    wanted = letters_and_digits(name.lower())
+    matches = [a for a in architectures() if wanted in (letters_and_digits(a.lower()), letters_and_digits(family_name(a)))]
     if not matches:
         families = sorted({family_name(a) for a in architectures()})
         raise Refusal(f"as '{name}': no such family{suggest(name, families)} ({', '.join(families)})", "as", families)
@@ -140,17 +132,12 @@ def family_name(architecture: str) -> str:
     return re.sub(r"(ForCausalLM|ForConditionalGeneration|LMHeadModel)$", "", architecture).lower()
 
 
-def _letters_and_digits(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
 SIMILAR = 0.6  # names of two families of one maker are at least so much alike
 USUAL = "LlamaForCausalLM"  # whose layers most others follow
 
 
 def _nearest(config: Mapping[str, object], stated: str) -> str:
     """Return the family that can read the config and knows most of its fields, and of equals one of a similar name, else Llama."""
-
     import difflib
 
     def fit(name: str) -> tuple[int, float, bool]:

@@ -1,9 +1,4 @@
-"""Files of a Hub id: from the cache that the Hub's own client keeps on this machine, else from the Hub.
-
-The client's settings count: HF_ENDPOINT, HF_TOKEN (or what it stored at a login), HF_HUB_OFFLINE, HF_HOME, HF_HUB_CACHE. One
-attempt, a bounded wait, and what failed once is not tried again: many names in one run must not wait for each other. The token goes
-to the endpoint's own host alone, wherever that sends us.
-"""
+"""Files of a Hub id: from the cache of the Hub's client on this machine, else from the Hub, in one attempt with a bounded wait."""
 
 import os
 import re
@@ -54,7 +49,6 @@ def is_cached(name: str) -> bool:
 
 
 def _remember_failure(what: str, failure: type[Exception], work: Callable[[], T]) -> T:
-    """Return what the work makes. What failed once fails again, and is tried again when the failure is old."""
     if what not in _failed or time.monotonic() - _failed[what][0] > FORGET_SECONDS:
         try:
             return work()
@@ -139,14 +133,9 @@ class _Redirects(HTTPRedirectHandler):
             fp.close()
             raise LookupError(f"{self.place} sends us to {new[:200]}, which is not https")
         request = super().redirect_request(req, fp, code, msg, headers, new)  # without what is not to be sent along
-        if request and urlsplit(new)[:2] == urlsplit(self.place)[:2]:
-            _authorise(request, self.token)
+        if self.token and request and urlsplit(new)[:2] == urlsplit(self.place)[:2]:
+            request.add_unredirected_header("Authorization", f"Bearer {self.token}")
         return request
-
-
-def _authorise(request: Request, token: str) -> None:
-    if token:
-        request.add_unredirected_header("Authorization", f"Bearer {token}")
 
 
 def _get(place: str, name: str, file_name: str) -> tuple[bytes, str]:
@@ -158,7 +147,8 @@ def _get(place: str, name: str, file_name: str) -> tuple[bytes, str]:
     secret = secret.strip()
     token = secret if secret.isascii() and secret.isprintable() else ""
     request = Request(f"{place}/{name}/resolve/main/{file_name}", headers={"User-Agent": "commtax"})
-    _authorise(request, token)
+    if token:
+        request.add_unredirected_header("Authorization", f"Bearer {token}")
     try:
         with build_opener(_Redirects(place, token)).open(request, timeout=READ_SECONDS) as answer:
             body, commit = answer.read(CONFIG_BYTES + 1), answer.headers.get("X-Repo-Commit") or ""

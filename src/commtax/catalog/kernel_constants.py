@@ -16,11 +16,9 @@ from commtax.records import replace
 from commtax.spec import Chip, Engine, KernelConstants
 from commtax.statement import Source
 
-BY_DEFINITION = Source("by definition")
-CALIBRATED = Source("calibrated")
+BY_DEFINITION, CALIBRATED = Source("by definition"), Source("calibrated")
 PLAIN = ("gemm", "decode", "prefill", "small", "elementwise", "step", "train")  # forms whose constants a chip's label is about
-STREAMS = ("conv", "gdn", "kda", "ssd", "mhc", "scales", "quantise", "encoder")
-"""What forms of linear attention and other streams begin with."""
+STREAMS = ("conv", "gdn", "kda", "ssd", "mhc", "scales", "quantise", "encoder")  # and linear attention
 SUBTABLES = ("engine", "timed", "fallback")
 NO_FORMS = ("key", "like", "paced_as", "measured_on", "fitted_on", "sisters", "transferred", "sources", *SUBTABLES)
 LATENCIES = ("t0", "te", "tl", "kl", "kb")  # seconds that are cycles: of a launch, an expert's bookkeeping, a turn of a loop
@@ -28,18 +26,14 @@ SHARED = ("tb", "tc", "tm", "tq", "tr", "ts", "token", "head")
 """Seconds that are cycles of all multiprocessors together: of a block, a byte, a row, a token."""
 OF_THE_HOST = re.compile(r"exchange|.*-eager\.")  # tables whose times are a host's or a link's, whatever the chip's clock
 ROUNDING = 0.01  # datasheets round peaks: clocks that they imply are equal within this
-LEFT_OUT: dict[str, dict[str, dict[str, float]]] = data("catalog/left_out.toml")
-"""How far kernels are off on chips that nothing was fitted on."""
+LEFT_OUT: dict[str, dict[str, dict[str, float]]] = data("catalog/left_out.toml")  # errors on chips that nothing was fitted on
 Tables = dict[str, Mapping[str, float]]
 Pace = tuple[float, int]  # clock in Hz and multiprocessors; 0: not known
 Ratio = tuple[float, float]  # how many times longer a cycle is, and a cycle of all multiprocessors together
 
 
 def kernel_constants(engine: Engine, chip: Chip, timed: bool = False) -> KernelConstants:
-    """Return kernel constants of the chip's family, or the generic ones, or a roofline for ``textbook``.
-
-    ``timed``: of kernels as no step has them: launched by a host, without an engine's tuner, in an engine's other setting.
-    """
+    """Return kernel constants of the chip's family, or the generic ones, those of kernels alone where ``timed``."""
     return _kernel_constants(engine.key, chip.key, chip.family, _pace(chip), timed)
 
 
@@ -121,7 +115,6 @@ def _rescale_tables(tables: Tables, ratio: Ratio) -> Tables:
 
 
 def _rescale_table(c: Mapping[str, float], ratio: Ratio) -> Mapping[str, float]:
-    """Return the same object where nothing moves."""
     by_name = dict.fromkeys(LATENCIES, ratio[0]) | dict.fromkeys(SHARED, ratio[1])
     return c if ratio == (1.0, 1.0) else {key: value * by_name.get(key, 1.0) for key, value in c.items()}
 

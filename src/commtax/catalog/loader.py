@@ -53,8 +53,7 @@ def record(cls: type[T], table: Facts, where: str, parts: Mapping[str, type] = N
     _check_keys(facts, by_name, where)
     sources: dict[str, Citation] = {}
     values = {**{key: _value(entry, key, named, sources, where) for key, entry in facts.items() if key not in fixed}, **fixed}
-    if "sources" in by_name:
-        values["sources"] = sources
+    values |= {"sources": sources} if "sources" in by_name else {}
     for part, kind in parts.items():
         values[part] = kind(**{f.name: values.pop(f.name) for f in _fields(kind) if f.name in values})
     return cls(**values)
@@ -117,14 +116,10 @@ def table(kind: str, stem: str) -> Table:
         rest, sizes_of_row = family["rest"], dict(zip(family["fields"], values, strict=True))
         section = family.get("section", "")
         sizes: JsonObject = {section: {**rest[section], **sizes_of_row}} if section else sizes_of_row
-        return {
-            "key": key,
-            "aliases": [name, *others],
-            "config": {"architectures": [family["architecture"]], **rest, **sizes},
-            "source": {"title": title, "url": f"{url}/blob/main/config.json", "date": ""},
-            "published": [*_published_totals(counts, url)],
-            "assumed_length": key in family.get("assumed_length", ()),
-        }
+        config = {"architectures": [family["architecture"]], **rest, **sizes}
+        source = {"title": title, "url": f"{url}/blob/main/config.json", "date": ""}
+        made: dict[str, object] = {"key": key, "aliases": [name, *others], "config": config, "source": source}
+        return made | {"published": [*_published_totals(counts, url)], "assumed_length": key in family.get("assumed_length", ())}
     return dict(json.loads((FACTS / kind / f"{stem}.json").read_text(encoding="utf-8")))
 
 
@@ -173,6 +168,10 @@ def did_you_mean(name: str, *kinds: str) -> str:
 def normal(name: str) -> str:
     """Lower case with dashes, the organisation of a Hub id kept apart."""
     return name.strip().lower().replace("_", "-").replace(" ", "-")
+
+
+def letters_and_digits(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name)
 
 
 def suggest(name: str, choices: Iterable[str]) -> str:

@@ -97,8 +97,7 @@ def model(name: str, read_as: str = "") -> Model:
 
 @lru_cache(maxsize=128)
 def variant(name: str) -> Model | None:
-    """Return a bundled model's release, or how it is stored, as a checkpoint's name says, unless its own config is kept on this
-    machine.
+    """Return a bundled model's release, or how it is stored, by a checkpoint's name, unless its own config is on this machine.
 
     >>> str(variant("nvidia/Llama-3.1-8B-Instruct-FP8").notes[0])
     'nvidia/Llama-3.1-8B-Instruct-FP8 is taken as llama-3.1-8b with modelopt fp8: its config is not at hand'
@@ -163,9 +162,9 @@ def _load_folder(path: Path, read_as: str) -> Model:
     folder, extra = file.parent, file.parent / "hf_quant_config.json"
     if not os.path.exists(file):
         raise Refusal(f"model '{path}': the folder has no config.json", "model")
-    config = _read_json(file)
+    config = _object(read_json(file, "model"), str(file))
     if extra.is_file():
-        config["hf_quant_config"] = _read_json(extra)
+        config["hf_quant_config"] = _object(read_json(extra, "model"), str(extra))
     whole = path.is_dir() or file.name == "config.json"
     key = folder.resolve().name if whole else file.stem
     where = str((folder if whole else file).resolve())  # what an engine is started with
@@ -175,10 +174,6 @@ def _load_folder(path: Path, read_as: str) -> Model:
         spans = (span_of(entry) for name, entry in safetensors_header(shard)[0].items() if _is_decoders(name, decoder.num_layers))
         stored += sum(end - start for start, end in spans)
     return replace(decoder, stored_bytes=stored)
-
-
-def _read_json(file: Path) -> Config:
-    return _object(read_json(file, "model"), str(file))
 
 
 def _object(table: Json, name: str) -> Config:
@@ -201,7 +196,7 @@ def config(name: str) -> Config:
     file = path / "config.json" if os.path.isdir(path) else path
     if not os.path.exists(file):
         raise Refusal(f"model '{name}': no such folder, and not in the catalogue{did_you_mean(name, 'models')}", "model")
-    return _read_json(file)
+    return _object(read_json(file, "model"), str(file))
 
 
 def safetensors_header(shard: Path) -> tuple[Config, int]:

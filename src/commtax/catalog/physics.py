@@ -1,7 +1,4 @@
-"""What a measured constant can be (``physics.toml``), and documents that are read by such rules: one table for reading and writing.
-
-Below the ranges are the ceilings of a known chip or link: nothing that is measured on it moves bytes faster than its datasheet.
-"""
+"""What a measured constant can be (``physics.toml``), documents that are read by such rules, and the ceilings of datasheets."""
 
 from __future__ import annotations
 
@@ -110,7 +107,6 @@ DESCRIBED_CHIP, DESCRIBED_LINK, DESCRIBED_CLUSTER = (_RANGES[f"described_{part}"
 FLOPS, RANKS, SLOPE = (_RANGES["other"][key] for key in ("flops_per_s", "ranks", "slope"))
 GROUPS = ("worlds", "ranks")  # facts of a path that are lists of group sizes
 NEEDED: dict[str, list[str]] = _TABLE["needed"]
-
 MOST_OF_A_LINK = 4.0  # a path may count both directions, and bytes that a switch adds on their way: together never more than this
 WRITTEN = 1e-5  # numbers are written with six digits, and rounding must not lift one over its ceiling
 

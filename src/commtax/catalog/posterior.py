@@ -29,8 +29,7 @@ from commtax.records import dataclass, record_from
 from commtax.spec import LATENCIES, MEASURED, Chip, Deployment, Engine, Model, Number, Plan, Profile, RunLesson
 
 METRICS = LATENCIES
-LEVELS = ("chip", "engine", "version", "family", "model", "dtype")
-"""What deployments may differ in that their constants depend on …"""
+LEVELS = ("chip", "engine", "version", "family", "model", "dtype")  # what deployments' constants depend on …
 LAYOUT = ("tp", "pp", "dp", "ep", "disaggregated")  # … and beside these, what no constant explains: how a model is laid out
 
 

@@ -1,7 +1,4 @@
-"""What was measured on one machine, laid over the catalogue: chip, kernels, collectives, network and host.
-
-Its files are read, written and joined by ``profile_files``.
-"""
+"""What was measured on one machine, laid over the catalogue: chip, kernels, collectives, network and host."""
 
 import math
 from dataclasses import replace
@@ -104,7 +101,6 @@ def paths(profile: Profile, library: str, cluster: Cluster) -> Fabric:
     here = profile.libraries if same_link(profile, "intra", cluster) else {}
     if here:
         check_paths(profile, cluster.intra)
-    # Paths have the profile's name and a range of their own.
     owned = ((name, (replace(p, source=profile.label, own=True, spread=p.spread or _SPREAD) for p in here[name])) for name in here)
     made = fabric(library, cluster, {name: tuple(some) for name, some in owned})
     if not profile.network or not same_link(profile, "inter", cluster) or made.flat:

@@ -1,7 +1,4 @@
-"""The programs of engines: sections of an engine's file that are read where a command is read or written, and for no price.
-
-Beside them, what fitted numbers of engines and whole steps are (``effects.toml``), and where an engine's have their values from.
-"""
+"""The programs of engines, for commands and no price; and what their fitted numbers are (``effects.toml``) and come from."""
 
 from collections.abc import Mapping
 from functools import lru_cache

@@ -1,10 +1,7 @@
 """How checkpoints are stored: ``quantization_config``, scales and zero points included, and releases that no file describes.
 
-What ModelOpt writes beside it (``hf_quant_config.json``) is read where the config says nothing, and tells the KV cache's format.
-Modules may have formats of their own: ``quantized_layers`` and groups with targets become parts of one ``Quant``.
-
-A checkpoint without a file is a bundled model's release by its name, stored as ending and maker tell. Only endings that change no
-layer are taken off a name, and a note says what was taken for what.
+What ModelOpt writes beside it (``hf_quant_config.json``) is read where the config says nothing. A checkpoint without a file is a
+bundled model's release by its name, less endings that change no layer, stored as ending and maker tell, and a note says so.
 """
 
 import json
@@ -21,8 +18,7 @@ from commtax.records import dataclass
 from commtax.spec import DTYPE_BYTES, Citation, Model, Quant
 from commtax.statement import Note, Refusal
 
-Config = Mapping[str, object]
-"""A table of others: what is of another type than a method writes is a ``TypeError`` or an ``AttributeError``."""
+Config = Mapping[str, object]  # of others: a value of a wrong type is a ``TypeError`` or an ``AttributeError``
 FormatReader = Callable[[Config, str], Quant]
 IGNORED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules", "exclude", "llm_int8_skip_modules")
 """Where the methods list what stays as it is."""
@@ -37,9 +33,7 @@ Spelling = TypedDict("Spelling", {"names": list[tuple[str, str]], "plain": list[
 
 @lru_cache(maxsize=1)
 def _spellings() -> dict[str, Spelling]:
-    """Return spellings by architecture, where it is not as our inventory has it: ``names``, our fragments and theirs, replaced one
-    after the other, ``plain``, modules that stay as they are, and the ``expert_dtype`` of experts where a config does not say it.
-    """
+    """Return spellings by architecture: ``names``, our fragments and theirs, ``plain`` modules, the usual ``expert_dtype``."""
     return {name: one for one in table("catalog/spellings.toml")["family"] for name in one["architectures"]}
 
 
@@ -85,7 +79,6 @@ def quant_from(config: object, key: str, architecture: str = "") -> Quant:
 
 
 def _complete_format(quant: Quant, config: Config, family: Spelling) -> Quant:
-    """Add what all methods have: the family's spelling and exceptions, counts of folded lists, the cache's format."""
     folded = [value[FOLDED] for name in IGNORED if isinstance(value := config.get(name), Mapping) and FOLDED in value]
     stand_for = {str(name): int(count) for patterns in folded for name, count in patterns.items()}
     counted = tuple({**stand_for, **dict(quant.counted)}.items())
@@ -150,8 +143,7 @@ def _tile(value: object) -> tuple[int, int]:
 
 def _fp8(config: Config, key: str) -> Quant:
     """Read fp8, with one scale a tensor without tiles. Where modules were narrowed later, only that step lists the others."""
-    tile = config.get("weight_block_size")
-    block = _tile(tile) if tile else (0, 0)
+    block = _tile(tile) if (tile := config.get("weight_block_size")) else (0, 0)
     parts = _layer_formats(config, key) if config.get("quantized_layers") else ()
     return Quant("fp8", "fp8", block, ignored=_ignored_modules(config, *(IGNORED[:2] if parts else IGNORED)), parts=parts)
 
@@ -161,8 +153,7 @@ def _fixed_format(algorithm: str) -> FormatReader:
 
 
 def _integer(config: Config, key: str) -> Quant:
-    method = str(config["quant_method"]).lower()
-    bits = config.get("bits") or config.get("w_bit")
+    method, bits = str(config["quant_method"]).lower(), config.get("bits") or config.get("w_bit")
     if bits not in (4, 8):
         raise Refusal(f"model {key}: {method} with bits={bits} is not supported (4 or 8)", "model")
     width = max(0, _whole(config.get("group_size") or config.get("q_group_size") or 128))  # -1: one group a row
@@ -189,8 +180,7 @@ def _modelopt(config: Config, key: str) -> Quant:
 def _algorithm(config: Config, key: str) -> Quant:
     name = str(config.get("quant_algo") or "").upper()
     if (quant := ALGORITHMS.get(name)) is None:
-        listed = ", ".join(ALGORITHMS)
-        raise Refusal(f"model {key}: modelopt quant_algo {name or 'missing'!r} is not supported ({listed})", "model")
+        raise Refusal(f"model {key}: modelopt quant_algo {name or 'missing'!r} is not supported ({', '.join(ALGORITHMS)})", "model")
     group = _whole(config.get("group_size") or 0)
     return replace(quant, block=(1, group)) if group and quant.block[1] and quant.block[0] == 1 else quant
 
@@ -226,7 +216,6 @@ def _compressed_tensors_format(config: Config, key: str) -> Quant:
 
 
 def _group(group: Config, key: str) -> Quant:
-    """Read one group of llm-compressor's: numbers of so many bits, and which of them share a scale."""
     weights = _table(group.get("weights") or {})
     usual = "group" if weights.get("group_size") else "tensor"  # ModelOpt leaves it out
     bits, kind, strategy = weights.get("num_bits"), weights.get("type"), weights.get("strategy") or usual
@@ -265,17 +254,9 @@ def _quark(config: Config, key: str) -> Quant:
     return replace(ALGORITHMS[_TABLE["quark"][kind]], ignored=_ignored_modules(config))
 
 
-READERS: Mapping[str, FormatReader] = {
-    "fp8": _fp8,
-    "fbgemm_fp8": _fixed_format("FP8_PER_CHANNEL_PER_TOKEN"),  # one scale an output row
-    **{name: _fixed_format(name.upper()) for name in ("mxfp4", "mxfp8")},
-    "awq": _integer,
-    "gptq": _integer,
-    "modelopt": _modelopt,
-    "compressed-tensors": _compressed_tensors_format,
-    "bitsandbytes": _bitsandbytes,
-    "quark": _quark,
-}
+READERS: dict[str, FormatReader] = {"fp8": _fp8, "fbgemm_fp8": _fixed_format("FP8_PER_CHANNEL_PER_TOKEN")}  # by output row
+READERS |= {**{name: _fixed_format(name.upper()) for name in ("mxfp4", "mxfp8")}, "awq": _integer, "gptq": _integer}
+READERS |= {"modelopt": _modelopt, "compressed-tensors": _compressed_tensors_format, "bitsandbytes": _bitsandbytes, "quark": _quark}
 LONGEST_NAME = 200  # signs of a name without its owner; the Hub allows 96
 
 
@@ -394,19 +375,15 @@ def base_key(name: str) -> str:
 def made_of(name: str) -> list[tuple[StorageRule, NameMatch]]:
     """List the rules that a checkpoint's name keeps to, each with the bundled model that it is made of."""
     wanted = normal(name.rstrip("/"))
-    pairs = [(rule, meaning(base)) for rule in rules() if (base := rule.base(wanted))]
-    return [(rule, match) for rule, match in pairs if match]
+    return [(rule, match) for rule in rules() if (base := rule.base(wanted)) and (match := meaning(base))]
 
 
 def release_of(name: str) -> NameMatch | None:
-    """Return the bundled model that a name without a stated format means: it is stored as that one.
-
-    A copy that somebody else keeps has a release's name, and a config that is not known.
-    """
+    """Return the bundled model that a name without a stated format means: it is stored as that one."""
     wanted = normal(name.rstrip("/"))
     if match := _releases().get(wanted):
         return match
-    match = meaning(wanted.rpartition("/")[2])
+    match = meaning(wanted.rpartition("/")[2])  # a copy that somebody else keeps has a release's name, and a config of its own
     return replace(match, by="name") if match and match.by == "release" else match
 
 

@@ -66,8 +66,7 @@ def _words(text: str, optional: bool) -> Iterator[FlagWord]:
     for at, word in enumerate(words):
         if word.startswith("-"):
             value = words[at + 1] if at + 1 < len(words) and _is_value(words[at + 1]) else "true"
-            for path, leaf in leaves(value):
-                yield FlagWord("flag", (word.lstrip("-"), *path), leaf, optional)
+            yield from (FlagWord("flag", (word.lstrip("-"), *path), leaf, optional) for path, leaf in leaves(value))
         elif at and words[at - 1].startswith("-") and _is_value(word):
             continue
         elif variable := VARIABLE.fullmatch(word):
@@ -115,7 +114,6 @@ def json_fault(value: str) -> str:
 
 
 def _python(value: str) -> object:
-    """Return a dictionary of Python, as calls and logs have it, else the text."""
     try:
         return ast.literal_eval(value)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
@@ -216,8 +214,7 @@ def _theirs(one: Technique, engine: str, key: str, value: object, more: int) -> 
     if not isinstance(value, str):
         return str(int(float(str(value))) + more) if not isinstance(value, bool) else str(value).lower()
     ours = next((word for word, becomes in one.words.items() if becomes == value), value)
-    words = words_of(engine).get(key, {})
-    return next((str(theirs) for theirs, word in words.items() if word in (ours, value)), ours)
+    return next((str(theirs) for theirs, word in words_of(engine).get(key, {}).items() if word in (ours, value)), ours)
 
 
 @lru_cache(maxsize=8)

@@ -1,9 +1,5 @@
-"""How sure a prediction of a whole run is, by what it shares with the runs that engines' times were fitted on.
-
-Kernels and collectives are priced by tables of their own; whole runs teach times of the host (``engines/*.toml``) and how far
-predictions are off. ``transfer.toml`` says that for whole engines, chips, families of models, publishers and files that were left
-out of the fit.
-"""
+"""How sure a prediction of a whole run is, by what it shares with the runs that engines' times were fitted on: ``transfer.toml``
+says how far predictions are off for engines, chips, families of models, publishers and files that were left out of the fit."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,8 +11,7 @@ from commtax.files import table
 from commtax.records import dataclass
 from commtax.spec import ARITHMETIC, Chip, Engine, Model
 
-MULTIPLIED = ("fp8", "nvfp4")
-"""Number formats that are multiplied as they are where a chip has the arithmetic, and unpacked to 16 bits elsewhere."""
+MULTIPLIED = ("fp8", "nvfp4")  # as they are where a chip has the arithmetic; elsewhere they are unpacked to 16 bits
 BESIDE = ("chip", "dtype", "family", "publisher")  # what runs of an engine differ in
 
 

@@ -45,15 +45,12 @@ def _server(deployment: DeployedPlan, pool: LaunchJob, name: str, gpus: list[int
     environment: Service = dict(v.partition("=")[::2] for v in command.variables)
     environment |= {"HF_HOME": FACTS["cache"], "HF_TOKEN": Explained("${HF_TOKEN:-}", "for gated models")}
     device = {"driver": "nvidia", "device_ids": Explained([str(gpu) for gpu in gpus], WHY["device"]), "capabilities": ["gpu"]}
-    every = int(FACTS["probe_s"])
-    check: Service = {"test": ["CMD", "curl", "-f", f"http://localhost:{PORT}{deployment.health}"], "interval": f"{every}s"}
-    check["start_period"] = Explained(f"{deployment.start_s}s", deployment.start_remark)
+    check: Service = {"test": ["CMD", "curl", "-f", f"http://localhost:{PORT}{deployment.health}"]}
+    check |= {"interval": f"{FACTS['probe_s']}s", "start_period": Explained(f"{deployment.start_s}s", deployment.start_remark)}
     service: Service = {"image": deployment.image, "entrypoint": words[:1], "command": words[1:], "environment": environment}
-    if not deployment.apart:
-        service["ports"] = [f"{port}:{PORT}"]
+    service |= {} if deployment.apart else {"ports": [f"{port}:{PORT}"]}
     service["volumes"] = [f"models:{FACTS['cache']}"]
-    if command.settings:
-        service["configs"] = [{"source": file, "target": f"/settings/{file}"}]
+    service |= {"configs": [{"source": file, "target": f"/settings/{file}"}]} if command.settings else {}
     service["shm_size"] = Explained(f"{pool.gpus * FACTS['shm_gib_per_gpu']}gb", WHY["shm"])
     if deployment.vendor == "amd":  # whose containers see GPUs by their device files
         service |= {"devices": ["/dev/kfd", "/dev/dri"], "group_add": ["video"]}

@@ -1,6 +1,4 @@
-"""A plan as servers to be deployed: pools of equal ones, their commands, image and volume, how long they may take to start.
-
-What form that takes (Kubernetes, Dynamo, llm-d, Compose, Slurm) is written by the modules beside this one."""
+"""A plan as servers to be deployed: pools of equal ones, their commands, image and volume, how long they may take to start."""
 
 import math
 import re
@@ -58,7 +56,6 @@ class DeployedPlan:
 
     @property
     def stored_bytes(self) -> float:
-        """The weights, once."""
         return total_bytes(self.question.model, self.question.plan)
 
     @property
@@ -157,8 +154,7 @@ def variables(command: Command, pool: LaunchJob) -> list[dict[str, object]]:
 
 
 FORMS, TRAINING, ONE_KIND = (tuple(table("launch/deployments.toml")[kind].split()) for kind in ("forms", "training", "one_kind"))
-"""Words of ``--emit`` that name where a plan is started, not by which engine; those that start a training job too, and those whose
-hosts are all alike."""
+"""Words of ``--emit`` that name where a plan is started; those that start training too; those whose hosts are all alike."""
 
 
 def emitted_words(trains: bool) -> tuple[str, ...]:

@@ -1,10 +1,8 @@
-"""The flags of launch commands, by which they are read and written: one table per engine (``flags`` in its file of the catalogue);
-and a command that was read, in our words.
+"""The flags of launch commands, by which they are read and written (``flags`` in an engine's file); and a command that was read.
 
 A row is a field, its kind and the flag's spellings, the one that is written first. Kinds: ``int``, ``count`` (128k), ``share``,
 ``ratio`` (from 0), ``text``, ``several`` (words, kept with commas), ``name`` (their word, in ``names``), ``on`` (a switch).
-The flags of techniques stand in ``catalog/techniques.toml``; such flags are kept as they were written, for
-``read_techniques`` to make sense of, other spellings (``same``) of names and words of values put right.
+Flags of techniques (``catalog/techniques.toml``) are kept as they were written, for ``read_techniques``.
 """
 
 import math
@@ -28,18 +26,13 @@ from commtax.units import parse_count, parse_fraction
 
 Value = int | float | str | bool
 Flags = Mapping[str, tuple[str, str]]  # the field and the kind of a flag, underscores in its name as dashes
-RULES = {
-    "int": "a whole number from 1 to 2^48 is needed",
-    "count": "a whole number is needed, such as 4096 or 32k",
-    "share": "a fraction above 0 and at most 1 is needed",
-    "ratio": "a fraction from 0 to 1 is needed",
-}  # what the kinds of values must be
+RULES = {"int": "a whole number from 1 to 2^48 is needed", "count": "a whole number is needed, such as 4096 or 32k"}
+RULES |= {"share": "a fraction above 0 and at most 1 is needed", "ratio": "a fraction from 0 to 1 is needed"}  # for kinds of values
 KINDS = (*RULES, "text", "several", "name", "on")
 PARSERS: Mapping[str, Callable[[str, str], float]] = {k: parse_count if k in ("int", "count") else parse_fraction for k in RULES}
 DASHES = "-–—"  # as word processors make them of "--"
 LEFT_TO_THE_ENGINE = ("auto", "null", "none", "~")
-COMMON = table("launch/common.toml")
-"""What programs have in common: flags and variables that change no price, and what they call what we call otherwise."""
+COMMON = table("launch/common.toml")  # what programs have in common: flags that change no price, and other names
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +179,6 @@ def usual_key(table: FlagTable, key: str) -> str:
 
 
 def _value(name: str, kind: str, value: str | None, written: str) -> Value | None:
-    """Return the value of a flag's word, None where it leaves the choice to the engine, or refuse it by the rule that it breaks."""
     if kind == "on":
         return True if str(value).lower() not in ("false", "0", "no") else None
     if value is None:
@@ -241,8 +233,7 @@ PRICED_WHOLE = (
 )
 LOAD = frozenset(name for name, option in options().items() if option.part in ("requests", "offered"))
 """What a benchmark sends; ``spread`` is that of the lengths it draws, as a share of their mean to either side."""
-SETTABLE = tuple(dict.fromkeys((*COMMON["told"].split(), *options())))
-"""Options of ours that a command may set, in the order in which they are listed."""
+SETTABLE = tuple(dict.fromkeys((*COMMON["told"].split(), *options())))  # what a command may set, in this order
 SHAPE = ("layers", "hidden", "heads", "kv_heads", "width", "experts", "vocab", "top_k")
 
 

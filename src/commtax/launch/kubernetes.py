@@ -1,7 +1,5 @@
-"""Plain Kubernetes: a Deployment and its Service; for servers of several hosts a LeaderWorkerSet; two pools behind a real router.
-
-Pools behind a router are StatefulSets, whose pods have names that stay: the router knows its servers by them.
-"""
+"""Plain Kubernetes: a Deployment and its Service; for servers of several hosts a LeaderWorkerSet; two pools behind a router, as
+StatefulSets, whose pods have names that stay."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -51,12 +49,9 @@ def _pool(deployment: DeployedPlan, pool: LaunchJob) -> Iterator[Document]:
     name, labels = pool.named(deployment.name), {"app": deployment.name, **({"role": pool.role} if pool.role else {})}
     template = {"metadata": {"labels": labels}, "spec": pod(deployment, pool)}
     if pool.all_hosts > 1:  # groups of pods, each with a leader that clients talk to
-        group = {
-            "size": Explained(pool.all_hosts, "hosts of one server"),
-            "restartPolicy": Explained("RecreateGroupOnPodRestart", WHY["restart"]),
-            "leaderTemplate": template,
-            "workerTemplate": {"spec": pod(deployment, pool, leads=False)},
-        }
+        size, restart = Explained(pool.all_hosts, "hosts of one server"), Explained("RecreateGroupOnPodRestart", WHY["restart"])
+        group: Document = {"size": size, "restartPolicy": restart, "leaderTemplate": template}
+        group["workerTemplate"] = {"spec": pod(deployment, pool, leads=False)}
         groups = {"replicas": pool.servers, "leaderWorkerTemplate": group}
         yield _resource("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", name, spec=groups)
         if not deployment.apart:
@@ -83,8 +78,7 @@ def started(deployment: DeployedPlan, pool: LaunchJob, command: Command, port: i
     more, file = listening(deployment.program, port), f"/settings/{pool.file}"
     if pool.all_hosts > 1:
         line = " ".join(["exec", replace(command, variables=()).line(file), *more])
-        script = [*MEETING, *host_script(command, pool.all_hosts, line, leads)]
-        return {"command": list(SCRIPT), "args": ["\n".join(script)]}
+        return {"command": list(SCRIPT), "args": ["\n".join([*MEETING, *host_script(command, pool.all_hosts, line, leads)])]}
     words = words_of(command, file)
     program = next(i for i, word in enumerate([*words, "-"]) if word.startswith("-") and word != "-m")
     return {"command": words[:program], "args": [*words[program:], *more]}
@@ -97,8 +91,7 @@ def pod(deployment: DeployedPlan, pool: LaunchJob, leads: bool = True) -> Docume
     container["env"] = variables(command, pool)
     container["ports"] = [{"containerPort": PORT}]
     container["resources"] = {"limits": resources(deployment, pool)}
-    if leads:
-        container |= probes(deployment)
+    container |= probes(deployment) if leads else {}
     if pool.all_hosts > 1 or deployment.apart:
         container["securityContext"] = {"capabilities": {"add": Explained(["IPC_LOCK"], WHY["pins"])}}
     container["volumeMounts"], volumes = mounted(deployment, pool, command)
@@ -126,17 +119,15 @@ def probes(deployment: DeployedPlan, port: int = PORT) -> Document:
 def mounted(deployment: DeployedPlan, pool: LaunchJob, command: Command) -> tuple[list[Document], list[Document]]:
     """Return a container's mounts and its pod's volumes: weights, shared memory, and the file of settings where there is one."""
     shared = {"medium": "Memory", "sizeLimit": f"{pool.gpus_per_host * FACTS['shm_gib_per_gpu']}Gi"}
-    rows: list[tuple[str, str, Document]] = [
-        ("models", FACTS["cache"], {"persistentVolumeClaim": {"claimName": f"{deployment.name}-models"}}),
-        ("shm", "/dev/shm", {"emptyDir": Explained(shared, WHY["shm"])}),
-    ]
+    claimed: Document = {"persistentVolumeClaim": {"claimName": f"{deployment.name}-models"}}
+    memory: Document = {"emptyDir": Explained(shared, WHY["shm"])}
+    rows = [("models", FACTS["cache"], claimed), ("shm", "/dev/shm", memory)]
     rows += [("settings", "/settings", {"configMap": {"name": f"{deployment.name}-settings"}})] * bool(command.settings)
     mounts: list[Document] = [{"name": name, "mountPath": place} for name, place, _ in rows]
     return mounts, [{"name": name, **source} for name, _, source in rows]
 
 
 def _router(deployment: DeployedPlan) -> Iterator[Document]:
-    """Yield what clients of two pools talk to. It finds servers by number, be they pods of a set or leaders of groups."""
     names = [(pool.named(deployment.name), pool.servers) for pool in deployment.pools]
     prompts, decodes = ([(f"{name}-{i}.{name}", PORT) for i in range(count)] for name, count in names)
     name, command = f"{deployment.name}-router", deployment.router(prompts, decodes)

@@ -99,9 +99,7 @@ def usual_model_name(name: str, remarks: list[str]) -> str:
     if key := base_key(normal(last)):
         remarks.append(f"{name} is taken for {key}")
         return key
-    if not variant(last):
-        return name
-    return last if name.startswith(ELSEWHERE) or name.count("/") > 1 else name
+    return last if variant(last) and (name.startswith(ELSEWHERE) or name.count("/") > 1) else name
 
 
 def sizes_of(model: Model) -> dict[str, int]:

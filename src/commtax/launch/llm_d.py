@@ -22,13 +22,9 @@ def write(deployment: DeployedPlan) -> str:
         titles = ", ".join(program(key).title for key in CHARTS["engines"].split())
         raise Refusal.of(f"its charts start {titles}, not {deployment.program.title}; kubernetes and dynamo do", emit="llm-d")
     name = shlex.split(model_id(deployment.question.model))[0]  # as the Hub knows it
-    artifacts = {
-        "name": name,
-        "uri": f"hf://{name}",
-        "size": deployment.volume,
-        "authSecretName": Explained("hf-token", "gated models: a Secret whose key is HF_TOKEN"),
-        "labels": {"llm-d.ai/inference-serving": "true", CHARTS["label"]: deployment.name},
-    }
+    artifacts: Values = {"name": name, "uri": f"hf://{name}", "size": deployment.volume}
+    artifacts["authSecretName"] = Explained("hf-token", "gated models: a Secret whose key is HF_TOKEN")
+    artifacts["labels"] = {"llm-d.ai/inference-serving": "true", CHARTS["label"]: deployment.name}
     proxy: Values = {"enabled": deployment.apart}
     if deployment.apart:
         proxy |= {"connector": Explained(CHARTS["connector"], WHY["sidecar"]), "secure": False, "targetPort": CHARTS["inner_port"]}
@@ -47,10 +43,9 @@ def _pool(deployment: DeployedPlan, pool: LaunchJob) -> Values:
     if counted > 1 and pool.plan.tp == 1:  # what the chart counts is no degree of tp
         command = replace(command, args=[*command.args, *flags_of(pool.engine).spell(tp=1)])
     sizes: Values = {"tensor": Explained(counted, WHY["counted"])}
-    if pool.dp > 1 and pool.dp % pool.all_hosts == 0:  # groups that fit on a host
-        sizes |= {"data": pool.dp, "dataLocal": local}
-    if pool.all_hosts > 1:
-        sizes["workers"] = Explained(pool.all_hosts, "hosts of one server")
+    fits = pool.dp > 1 and pool.dp % pool.all_hosts == 0  # each group on a host
+    sizes |= {"data": pool.dp, "dataLocal": local} if fits else {}
+    sizes |= {"workers": Explained(pool.all_hosts, "hosts of one server")} if pool.all_hosts > 1 else {}
     shared = {"medium": "Memory", "sizeLimit": f"{pool.gpus_per_host * FACTS['shm_gib_per_gpu']}Gi"}
     container: Values = {"name": "server", "image": deployment.image, "modelCommand": "custom"}
     container |= started(deployment, pool, command, port)

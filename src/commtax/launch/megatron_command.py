@@ -13,8 +13,7 @@ from commtax.statement import Refusal
 FLAGS = flags_of("megatron")
 SCHEDULES = ("1f1b", "interleaved")
 UNEVEN = ("first_layers", "last_layers", "embedding_counts", "loss_counts")
-FORMATS = {"fp8": {"fp8": "hybrid"}, "mxfp8": {"fp8": "e4m3", "fp8_recipe": "mxfp8"}, "nvfp4": {"fp4": "e2m1"}}
-"""The flags of products in other number formats than bf16."""
+FORMATS = {"fp8": {"fp8": "hybrid"}, "mxfp8": {"fp8": "e4m3", "fp8_recipe": "mxfp8"}, "nvfp4": {"fp4": "e2m1"}}  # flags
 MOST_LETTERS = 100_000  # that a layout of stages may spell out
 LAYOUT_TOKEN = re.compile(r"\*[0-9]{1,9}|.", re.DOTALL)
 
@@ -44,8 +43,7 @@ def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str])
 def _chunks(reading: FlagReading, pp: int) -> int:
     """Return the chunks a rank, stated in one of three ways, and note a split of layers other than the priced one."""
     layers, chunks, each = int(reading.values.layers or 0), int(reading.values.chunks or 1), int(reading.values.layers_a_chunk or 0)
-    if each and layers:
-        chunks = max(1, layers // pp // each)
+    chunks = max(1, layers // pp // each) if each and layers else chunks
     stated: list[int] = []
     if "layout" in reading.values:
         layout = str(reading.values.layout)

@@ -1,8 +1,5 @@
-"""A pasted launch command, or the YAML that starts servers -> the plan, the limits and the engine in it.
-
-Commands of the programs of engines, with shell quoting, variables, environment in front, docker around it, several lines. What is
-not understood is listed in ``unread``, never dropped.
-"""
+"""A pasted launch command, or the YAML that starts servers -> the plan, the limits and the engine in it, with variables, docker
+around it, several lines. What is not understood is listed in ``unread``, never dropped."""
 
 import os
 import re
@@ -21,7 +18,6 @@ from commtax.launch.shell import MAX_SIGNS, commands, keywords, split_here_docum
 from commtax.redaction import redact
 from commtax.statement import Note, Refusal
 
-TORCHRUN_SWITCHES = COMMON["torchrun"]["switches"].split()
 QUIET = tuple(COMMON["quiet"].split())  # beginnings of variables that are addresses, logs and places
 NO_FILES: Mapping[str, str] = {}
 Wanted = Callable[[str], bool]  # whether a model of this name is the requested one
@@ -32,9 +28,7 @@ class NothingLaunchedError(Refusal):
 
 
 def parse(text: str, source: str = "", wanted: Wanted | None = None, choice: str = "") -> Launch:
-    """Read a command, a script that contains one, or YAML that describes servers. ``source`` is the file that it came from.
-
-    Where YAML describes servers of several models: the one called ``choice``, or those whose model is ``wanted``.
+    """Read a command, a script with one, or YAML of servers, of which those called ``choice``, or of the ``wanted`` model, count.
 
     >>> launch = parse("CUDA_VISIBLE_DEVICES=0,1 vllm serve meta-llama/Llama-3.1-8B -tp 2 --max-model-len 128k --foo 3")
     >>> launch.engine, launch.model, launch.options, launch.unread
@@ -65,7 +59,6 @@ def _program_names() -> str:
 
 
 def _read_servers(text: str, source: str, wanted: Wanted | None, choice: str) -> Launch:
-    """Return the servers of YAML: those of one model, prompts and decoding together."""
     served, files, looked = read_manifest(text, source)
     read = [(s, _server(s, files)) for s in served if s.replicas]
     launched = [(s.name, launch) for s, launch in read if launch]
@@ -92,8 +85,7 @@ def _read_servers(text: str, source: str, wanted: Wanted | None, choice: str) ->
 
 def _server(served: DescribedServer, files: Mapping[str, str]) -> Launch | None:
     script, written = split_here_documents(served.script)
-    calls = list(commands(script)) if served.script else [list(served.words)]
-    for call in calls:
+    for call in commands(script) if served.script else [list(served.words)]:
         launch = _command(call, {**files, **written}, served)
         if launch and not _is_bench(launch):
             nnodes = launch.place.nnodes or served.hosts
@@ -145,7 +137,6 @@ def _program(args: list[str], at: int) -> tuple[str, int]:
 def _read(
     engine: str, args: list[str], before: list[str], version: str, written: Mapping[str, str], served: DescribedServer | None = None
 ) -> Launch:
-    """Read a program's arguments, environment and configuration as a launch. Its variables and launcher stand ``before`` it."""
     reading, env = FlagReading(), dict(served.env) if served else {}
     env |= dict(w.split("=", 1) for w in before if re.match(r"[A-Za-z_]\w*=", w))
     if engine == "torchrun":
@@ -194,14 +185,13 @@ def from_settings(engine: str, settings: Mapping[str, str], version: str = "") -
 
 
 def _split_torchrun(args: list[str], reading: FlagReading) -> tuple[str, list[str]]:
-    """Read torchrun's flags, and return the program that it starts with that program's words."""
     at = 0
     while at < len(args) and args[at].startswith("-"):
         flag, equals, value = args[at].partition("=")
         name = flag_name(flag)
         if name in flag_tables.TORCHRUN.flags:
             reading.values[flag_tables.TORCHRUN.flags[name][0]] = value or (args[at + 1] if at + 1 < len(args) else "")
-        at += 1 if equals or name in TORCHRUN_SWITCHES else 2
+        at += 1 if equals or name in COMMON["torchrun"]["switches"].split() else 2
     program = args[at] if at < len(args) else ""
     started = [one for one in programs() if one.script]
     named = [one for one in started if re.search(one.script, program)]

@@ -1,8 +1,5 @@
-"""Techniques that flags request, as ``catalog/techniques.toml`` has their flags; flags that no price has; and misspelt ones.
-
-What a flag without a price would have changed stands in ``unpriced.toml``. A flag that no engine has and that resembles one which
-changes the answer is refused, as the engine would not start with it.
-"""
+"""Techniques that flags request (``catalog/techniques.toml``); flags that no price has (``unpriced.toml``); and misspelt ones,
+which are refused where they resemble one that changes the answer."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -52,9 +49,7 @@ def recognise(engine: str, reading: FlagReading) -> None:
     ours = {key: {theirs.lower(): word for theirs, word in flags.words.get(key, {}).items()} for key in reading.words}
     words = {key: WrittenWord(ours[key].get(word.value.lower(), word.value), word.written) for key, word in reading.words.items()}
     matches = sorted((one for t in techniques().values() if (one := _match(t, engine, words, reading))), key=lambda one: one.fixed)
-    fields: FieldValues = {}
-    for one in matches:  # the one that more words request wins
-        fields |= one.fields
+    fields = {name: value for one in matches for name, value in one.fields.items()}  # the one that more words request wins
     matches = [one for one in matches if one.fields.items() <= fields.items()]
     options_of = _options_by_field()
     named = [one for one in matches if not one.fields.keys() <= options_of.keys() and not one.fields.items() <= flags.usual.items()]
@@ -65,7 +60,6 @@ def recognise(engine: str, reading: FlagReading) -> None:
     understood = {key for one in matches for key in one.keys}
     if "speculative" not in fields:
         understood |= _other_drafts(engine, words, reading)
-    # Flags of techniques that no technique took, unless they turn something off.
     understood_words = {reading.words[key].written for key in understood}
     reading.unread = [word for word in reading.unread if word not in understood_words]
     for key, word in reading.words.items():
@@ -93,10 +87,8 @@ def _match(one: Technique, engine: str, written: Mapping[str, WrittenWord], read
     here = {key: (word.value.lower(), reading.words[key].value.lower()) for key, word in written.items()}
     if not words or not all(word.value.lower() in here.get(word.key, ()) for word in fixed):
         return None
-    taken: FieldValues = {}
-    for word in words:
-        if word.place and word.key in written:
-            taken |= _taken(one, word.place, written[word.key])
+    placed = [(word.place, written[word.key]) for word in words if word.place and word.key in written]
+    taken = {name: value for place, text in placed for name, value in _taken(one, place, text).items()}
     if not fixed and not taken:
         return None
     fields: FieldValues = {name: value for name, value in one.sets.items() if isinstance(value, (int, float, str))} | taken
@@ -109,7 +101,6 @@ def _match(one: Technique, engine: str, written: Mapping[str, WrittenWord], read
 
 
 def _taken(one: Technique, place: tuple[str, int], word: WrittenWord) -> FieldValues:
-    """Return the field that a word sets, where it is not left to the engine."""
     name, takes = place[0], {taken.strip("?") for taken in one.takes}
     if name not in {"slots", *takes}:  # what is only written, such as a drafter's checkpoint
         return {}

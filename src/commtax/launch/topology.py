@@ -1,8 +1,7 @@
 """``nvidia-smi topo -m``: which GPUs are joined by what, which to take together, and the link that a plan's groups then have.
 
-Square tables of a host's GPUs, as other tools print them too, have the names above and rows of marks. One may lack its head, rows,
-or the end of one; what one row does not say of a pair, the other's does. ``topology.toml`` lists the kinds of marks from near to
-far, after NV# (bonded NVLinks). Legend: https://docs.nvidia.com/multi-node-nvlink-systems and ``nvidia-smi topo -h``.
+Square tables have the names above and rows of marks. One may lack its head, rows, or the end of one; what one row does not say of a
+pair, the other's does. Legend: https://docs.nvidia.com/multi-node-nvlink-systems and ``nvidia-smi topo -h``.
 """
 
 import re
@@ -232,8 +231,7 @@ def place(matrix: Topology, cluster: Cluster, tp: int, replicas: int = 1) -> Pla
     if usual.kind == "nvlink" and usual.switched and max(map(len, matrix.joined())) == 1:
         lacks = f"{cluster.chip.key} has {usual.key}, and the matrix shows none: topo -mp lists PCIe paths only"
         hint = f"so {usual.key} is taken (if this was topo -m, NVLink is down: --intra {slow.key})"
-        down = Note("no NVLink", f"{lacks}, {hint}")
-        return PlacedCluster(cluster, groups, (topology, down))
+        return PlacedCluster(cluster, groups, (topology, Note("no NVLink", f"{lacks}, {hint}")))
     worst = max((matrix.worst(g) for g in groups), key=distance)
     notes = [topology, _advice(matrix, groups, worst)]
     if not worst.startswith("NV"):
@@ -273,11 +271,9 @@ def _advice(matrix: Topology, groups: Groups, worst: str) -> Note:
 
 
 def _slow(matrix: Topology, size: int, worst: str, link: Link) -> Iterator[Note]:
-    """Yield why a group is priced on PCIe although some of its pairs may have NVLink."""
     crossed = f"the farthest hop of TP {size} crosses {MEANS[worst]} ({worst})"
     yield Note("farthest hop", f"{crossed}: priced as {link.key}, assumed")
     widest = max(len(g) for g in matrix.joined())
     if 1 < widest < size:
-        copies = size // widest
-        keep = f"NVLink joins {widest} GPUs: {copies} replicas of TP {widest} keep their all-reduce on it"
-        yield Note("narrower", f"{keep} (commtax compare … --plans tp{size},tp{widest}dp{copies} --topo …)")
+        keep = f"NVLink joins {widest} GPUs: {size // widest} replicas of TP {widest} keep their all-reduce on it"
+        yield Note("narrower", f"{keep} (commtax compare … --plans tp{size},tp{widest}dp{size // widest} --topo …)")

@@ -1,8 +1,4 @@
-"""torchtitan's command: degrees of the plan, and the step in sequences.
-
-The newest release (0.3.0) counts sequences, which is what is written; its main branch counts tokens, which is read too. Stages
-have as many microbatches in flight as the batch of a rank holds; recomputation is a word at the end.
-"""
+"""torchtitan's command: degrees of the plan, and the step in sequences as release 0.3.0 counts it; tokens are read too."""
 
 import math
 from collections.abc import Mapping
@@ -53,7 +49,6 @@ def _batches(reading: FlagReading) -> None:
 
 
 def write(job: LaunchJob) -> Command:
-    """torchtitan under torchrun: degrees of the plan, and the step in sequences."""
     plan, q, kind = job.plan, job.question, FLAGS.theirs("schedule", job.plan.schedule)
     if not kind:
         raise Refusal.of(f"torchtitan has no schedule {plan.schedule}", emit="torchrun")

@@ -33,26 +33,23 @@ def write(job: LaunchJob) -> Command:
     args = ["trtllm-serve", model_id(job.question.model)]
     args += server_flags(job, tp=above_one(job.plan.tp * job.dp // job.plan.dcp), kv_dtype="", graphs="")
     settings: JsonObject = {"enable_attention_dp": True} if job.dp > 1 else {}
-    if job.question.what_if.eager:
-        settings["cuda_graph_config"] = None
-    if job.plan.lora_rank:
-        settings["lora_config"] = {"max_lora_rank": job.plan.lora_rank, "max_loras": job.plan.max_loras}
+    settings |= {"cuda_graph_config": None} if job.question.what_if.eager else {}
+    lora: JsonObject = {"max_lora_rank": job.plan.lora_rank, "max_loras": job.plan.max_loras}
+    settings |= {"lora_config": lora} if job.plan.lora_rank else {}
     if job.hosts > 1:
         tasks = f"--ntasks-per-node {job.gpus // job.hosts}" if job.gpus % job.hosts == 0 else f"-n {job.gpus}"
         args.insert(0, f"srun -N {job.hosts} {tasks} --mpi=pmix trtllm-llmapi-launch")
         args += FLAGS.spell(gpus_per_node=job.question.cluster.gpus_per_host)
-    return job.with_techniques(Command(args, settings=_settings_lines({**settings, **job.technique_flags.settings})))
-
-
-def _settings_lines(settings: JsonObject) -> tuple[str, ...]:
-    return tuple(yaml_text([settings]).splitlines())
+    return job.with_techniques(
+        Command(args, settings=tuple(yaml_text([{**settings, **job.technique_flags.settings}]).splitlines()))
+    )
 
 
 def join(command: Command, role: str, _number: int, _host: str) -> Command:
     """Return a server that has either prompts or decodes."""
     alone: JsonObject = {"disable_overlap_scheduler": True} if role == "prefill" else {}  # prompts need no overlapping one
     carried: JsonObject = command.transfer.settings or {"cache_transceiver_config": {"backend": "DEFAULT"}}
-    return replace(command, settings=(*command.settings, *_settings_lines({**alone, **carried})))
+    return replace(command, settings=(*command.settings, *yaml_text([{**alone, **carried}]).splitlines()))
 
 
 def route(prompts: list[Address], decodes: list[Address], port: int, _wait_s: int) -> Command:

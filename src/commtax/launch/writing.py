@@ -1,7 +1,4 @@
-"""A plan -> the command that launches it, and the commands that would check it.
-
-Flags are those of November 2026, read in the engines' parsers and documents: the tables by which commands are read back.
-"""
+"""A plan -> the command that launches it, and the commands that would check it, with flags of November 2026."""
 
 from dataclasses import replace
 from itertools import islice
@@ -34,8 +31,9 @@ class Seats:
         self.word, self.each = word, cluster.gpus_per_host
         self.free = [cluster.gpus_per_host] * cluster.num_hosts
         self.away = apart or cluster.num_hosts > 1
-        self.ends: list[list[tuple[str, int]]] = []
-        """By host that several servers end on: the first host of each, and how many GPUs it takes here."""
+        self.ends: list[
+            list[tuple[str, int]]
+        ] = []  # by host that several servers end on: the first host of each, and its GPUs here
 
     def seat(self, job: LaunchJob, number: int) -> tuple[str, str]:
         """Return the host of a server and the GPUs that it sees there. A server of several hosts has them all."""
@@ -62,9 +60,7 @@ class Seats:
 
 
 def launch_command(question: Question, engine: str, devices: str = "") -> str:
-    """Write the command that starts a question's plan, or one line each for replicas that are servers of their own.
-
-    ``devices`` are the GPUs that it shall see (CUDA_VISIBLE_DEVICES), where they were chosen.
+    """Write the command that starts a question's plan, on chosen ``devices``, or a line for each replica that is a server.
 
     >>> from commtax.verbs.settling import ask
     >>> print(launch_command(ask("llama-3.1-8b", "8xh100-sxm", tp=2), "vllm"))

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from commtax.records import dataclass
 
-PLAIN = re.compile(r"(?:--?)?[A-Za-z_/$][\w ./$(){}@+=,:-]*|\d+(?:Gi|gb|s)")
-"""Text that needs no quotes, unless it means something else to YAML."""
+PLAIN = re.compile(r"(?:--?)?[A-Za-z_/$][\w ./$(){}@+=,:-]*|\d+(?:Gi|gb|s)")  # needs no quotes, but for OTHERWISE
 OTHERWISE = re.compile(r"(?i)(?:true|false|null|yes|no|on|off|y|n|~)|.*(?:: | #|:$| $).*|.*[{}].*", re.S)
 Tree = object  # a mapping, a list, text, a number, a switch, or one of those with a comment
 
@@ -67,6 +66,4 @@ def _scalar(value: Tree) -> str:
         return json.dumps(value)
     if PLAIN.fullmatch(value) and not OTHERWISE.fullmatch(value):
         return value
-    if '"' in value or "\\" in value:
-        return "'" + value.replace("'", "''") + "'"
-    return f'"{value}"'
+    return "'" + value.replace("'", "''") + "'" if '"' in value or "\\" in value else f'"{value}"'

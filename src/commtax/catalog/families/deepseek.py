@@ -1,5 +1,4 @@
-"""DeepSeek and what has its latent attention: V2 to V4, GLM-5, and Kimi: K2.5 behind a vision tower, K3 and Kimi-Linear with linear
-attention between latent layers."""
+"""DeepSeek and what has its latent attention: V2 to V4, GLM-5, and Kimi (in K3 and Kimi-Linear between linear attention)."""
 
 from dataclasses import replace
 from functools import partial
@@ -8,8 +7,7 @@ from commtax.catalog.families.parts import Fields, chosen_layers, decoder, famil
 from commtax.catalog.families.vision import moonvit, moonvit2, register_vision
 from commtax.spec import Attention, Block, Compressed, DeltaNet, Experts, Extra, Hyper, Indexer, Latent, Model
 
-RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
-"""Tokens that share an entry, by the names that transformers has for V4's layers."""
+RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}  # tokens an entry
 mixture = partial(family, sequence_parallel_moe=True)
 mixture("DeepseekV2ForCausalLM")(lambda c: latent_decoder(c, correction_bias=False))
 
@@ -40,8 +38,7 @@ def latent_attention(c: Fields) -> Attention:
 
 def routed_layers(c: Fields, count: int) -> list[bool]:
     """Return which layers have experts: as a list says, else every ``moe_layer_freq``-th from the first that is not dense."""
-    listed = chosen_layers(c, count, "mlp_layer_types") or chosen_layers(c, count, "moe_layer_freq")
-    if listed:
+    if listed := chosen_layers(c, count, "mlp_layer_types") or chosen_layers(c, count, "moe_layer_freq"):
         return listed
     first, every = c.number("first_k_dense_replace", 0), c.number("moe_layer_freq", 1) or 1
     return [i >= first and i % every == 0 for i in range(count)]
@@ -106,8 +103,8 @@ def _kimi_linear(c: Fields) -> Model:
     # Which layers see everything: by number from 1, by name, or every fourth as transformers' class has it.
     linear, latent = _delta_net(c), replace(latent_attention(c), gate="element" if c.flag("mla_use_output_gate") else "")
     section = c.section("linear_attn_config")
-    full, names = section.indices("full_attn_layers") if section else set(), c.sequence("layer_types", count)
-    if names:
+    full = section.indices("full_attn_layers") if section else set()
+    if names := c.sequence("layer_types", count):
         full = {i + 1 for i, name in enumerate(names) if name != "linear_attention"}
     if not full:
         c.default("linear_attn_config", "every fourth layer sees everything")

@@ -16,8 +16,7 @@ def _nemotron_h(c: Fields) -> Model:
     kinds = _pattern(c, "layers_block_type", "hybrid_override_pattern")
     if not kinds:
         c.bad.append("hybrid_override_pattern")
-    blocks = [block for kind in kinds for block in (_block(c, kind),) if block]
-    model = decoder(c, blocks or [Block(_attention(c), None, 1)])
+    model = decoder(c, [_block(c, kind) for kind in kinds] or [Block(_attention(c), None, 1)])
     count = c.number("num_nextn_predict_layers", 0, MAX_PREDICTIONS)
     kinds = _pattern(c, "mtp_layers_block_type", "mtp_hybrid_override_pattern") or ["*", "E"]
     if not count or len(kinds) > MAX_PREDICTIONS:
@@ -46,10 +45,8 @@ def _block(c: Fields, kind: str) -> Block:
     if kind == "-":
         return Block(None, Mlp(c.need("intermediate_size"), gated=False, bias=c.flag("mlp_bias")), 1)
     many = c.need("n_routed_experts"), c.need("num_experts_per_tok"), c.need("moe_intermediate_size")
-    shared, latent = (
-        c.number("n_shared_experts", 1) * c.number("moe_shared_expert_intermediate_size", 0),
-        c.number("moe_latent_size", 0),
-    )
+    shared = c.number("n_shared_experts", 1) * c.number("moe_shared_expert_intermediate_size", 0)
+    latent = c.number("moe_latent_size", 0)
     # Without gates, and with a narrower width for the routed experts in the larger models.
     return Block(None, Experts(*many, shared_intermediate=shared, gated=False, correction_bias=True, latent=latent), 1)
 
@@ -61,8 +58,7 @@ def _attention(c: Fields) -> Attention:
 @family("DeciLMForCausalLM", "NemotronNASForCausalLM", shared=("block_configs",))
 def _nemotron_nas(c: Fields) -> Model:
     """Llama with attention left out of some layers and narrower MLPs in others, as ``block_configs`` lists them."""
-    count = c.layers("num_hidden_layers")
-    return decoder(c, [_pruned_block(c, entry) for entry in c.pattern("block_configs", count)])
+    return decoder(c, [_pruned_block(c, entry) for entry in c.pattern("block_configs", c.layers("num_hidden_layers"))])
 
 
 def _pruned_block(c: Fields, entry: object) -> Block:

@@ -1,6 +1,4 @@
-"""Families of few members, each with a turn of its own: GLM-4.5 to 4.7, MiMo, Step (mixtures with windows between), MiniMax (M3
-looks at the best blocks of the past only), hybrid Granite, OLMo 3, Command R, and models of the first years (learned positions,
-LayerNorms, biases)."""
+"""Families of few members: GLM-4.5 to 4.7, MiMo, Step, MiniMax, hybrid Granite, OLMo 3, Command R, models of the first years."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,8 +20,6 @@ def _glm4_moe(c: Fields) -> Model:
 
 
 parts.family("Glm4vMoeForConditionalGeneration", sequence_parallel_moe=True)(lambda c: _glm4_moe(parts.text_of(c)))
-
-
 MIXTURE = "moe_layer_freq mlp_layer_types"
 
 
@@ -36,8 +32,7 @@ def _mimo_v2(c: Fields) -> Model:
     near = replace(_unequal_head_attention(c, "swa_"), window=window, sinks=c.flag("add_swa_attention_sink_bias"))
     far = replace(_unequal_head_attention(c, ""), sinks=c.flag("add_full_attention_sink_bias"))
     kinds = c.sequence("layer_types", count) or c.pattern("hybrid_layer_pattern", count)
-    windowed = [kind in (1, "sliding_attention") for kind in kinds]
-    pairs = zip(windowed, routed_layers(c, count), strict=True)
+    pairs = zip([kind in (1, "sliding_attention") for kind in kinds], routed_layers(c, count), strict=True)
     model = parts.decoder(c, [Block(near if w else far, moe if routed else dense) for w, routed in pairs])
     return parts.with_prediction_layers(c, model, "num_nextn_predict_layers", block=Block(near, dense))
 
@@ -215,10 +210,8 @@ def _minimax_m3_text(c: Fields) -> Model:
     attention = parts.heads(c, qk_norm="head" if c.flag("use_qk_norm", True) else "")
     shared = c.number("n_shared_experts", 1) * c.number("shared_intermediate_size", 0)
     moe = replace(parts.experts(c), shared_intermediate=shared, correction_bias=c.flag("use_routing_bias", True))
-    dense, selectors = Mlp(c.need("dense_intermediate_size")), _selectors(c, count)
-    routed = routed_layers(c, count)
-    blocks = [Block(replace(attention, indexer=s), moe if r else dense) for s, r in zip(selectors, routed, strict=True)]
-    return parts.decoder(c, blocks)
+    dense, pairs = Mlp(c.need("dense_intermediate_size")), zip(_selectors(c, count), routed_layers(c, count), strict=True)
+    return parts.decoder(c, [Block(replace(attention, indexer=s), moe if r else dense) for s, r in pairs])
 
 
 def _selectors(c: Fields, count: int) -> list[Indexer | None]:
@@ -233,5 +226,4 @@ def _selectors(c: Fields, count: int) -> list[Indexer | None]:
     return [chooser if chooses == 1 else None for chooses in section.pattern("sparse_attention_freq", count)]
 
 
-M3 = ("sparse_attention_config", MIXTURE)
-register_vision("MiniMaxM3SparseForConditionalGeneration", _minimax_m3_text, minimax_tower, *M3)
+register_vision("MiniMaxM3SparseForConditionalGeneration", _minimax_m3_text, minimax_tower, "sparse_attention_config", MIXTURE)

@@ -1,5 +1,4 @@
-"""What readers of families share: the register of architectures, the parts that most configs name alike, and the
-fields of a ``config.json``, read one by one: what is missing or unreadable is remembered, to name it all at once."""
+"""What readers of families share: the register of architectures, the parts that most configs name alike, and a config's fields."""
 
 from __future__ import annotations
 
@@ -104,8 +103,7 @@ class Fields:
 
 Reader = Callable[[Fields], Model]
 MAX_PREDICTIONS = 64  # layers for further tokens that a config may ask for
-STATES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-"""Types of recurrent states by their names in configs; what has another, or none, leaves it to the engine."""
+STATES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}  # types of recurrent states; others are left to the engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,18 +134,10 @@ def family(
 def decoder(c: Fields, blocks: list[Block], tied: bool = False, norm_bias: bool = False, positions: int = 0) -> Model:
     """Return a model from one block a layer, equal blocks kept once. ``tied``: its embedding, where the config does not say."""
     kinds = {block: index for index, block in enumerate(dict.fromkeys(blocks))}
-    return Model(
-        key="",
-        architecture="",
-        hidden=c.need("hidden_size", "n_embd", "d_model"),
-        vocab=c.need("vocab_size"),
-        blocks=tuple(kinds),
-        layers=tuple(kinds[b] for b in blocks),
-        max_len=c.need("max_position_embeddings", "n_positions", "max_seq_len"),
-        tied=c.flag("tie_word_embeddings", tied),
-        norm_bias=norm_bias,
-        positions=positions,
-    )
+    hidden, vocab, kept = c.need("hidden_size", "n_embd", "d_model"), c.need("vocab_size"), tuple(kinds)
+    layers, max_len = tuple(kinds[b] for b in blocks), c.need("max_position_embeddings", "n_positions", "max_seq_len")
+    made = Model(key="", architecture="", hidden=hidden, vocab=vocab, blocks=kept, layers=layers, max_len=max_len)
+    return replace(made, tied=c.flag("tie_word_embeddings", tied), norm_bias=norm_bias, positions=positions)
 
 
 def heads(c: Fields, bias: bool | None = None, qk_norm: str = "", sinks: bool = False) -> Attention:

@@ -8,8 +8,7 @@ from commtax.records import dataclass
 from commtax.spec import Model, Tower, TowerTensor
 from commtax.statement import Note
 
-TowerMaker = Callable[[Fields, int, Fields], Tower]
-"""A tower from its section of a config, the decoder's width, and the config around."""
+TowerMaker = Callable[[Fields, int, Fields], Tower]  # from its section of a config, the decoder's width, and the whole config
 UNBIASED = {"bias": False, "norm_bias": False, "patch_bias": False, "last_norm": False}
 
 
@@ -99,11 +98,8 @@ def llama4_tower(v: Fields, hidden: int, _c: Fields) -> Tower:
     wide, middle, out = map(v.need, ("intermediate_size", "projector_input_dim", "projector_output_dim"))
     patch = v.need("patch_size")
     plain = _plain_vit(v, patch, (v.need("image_size") // patch) ** 2 + 1)
-    adapter = (
-        ("vision.adapter.fc1.weight", (middle, wide), 1),
-        ("vision.adapter.fc2.weight", (out, middle), 1),
-        ("projector.weight", (hidden, v.need("vision_output_dim")), 1),
-    )
+    folded = ("vision.adapter.fc1.weight", (middle, wide), 1), ("vision.adapter.fc2.weight", (out, middle), 1)
+    adapter = (*folded, ("projector.weight", (hidden, v.need("vision_output_dim")), 1))
     return tower(replace(plain, patch_bias=False, class_token=True, first_norm=True), patch, 4, adapter)
 
 
