@@ -233,18 +233,24 @@ def _make(wanted: Library, cluster: Cluster, measured: Measured = MappingProxyTy
     floors = wanted.eager_floor_s or last.eager_floor_s
     count = len(_paths(wanted, cluster, measured, version)) if wanted.alone else 0  # of its own kernels, which any size may use
     free = (*(replace(path, min_bytes=()) for path in paths[:count]), *paths[count:])
-    label = _source_inside(wanted, cluster, version) if calibrated else _never_measured(wanted, cluster)
-    note = "" if calibrated or is_measured else Note("assumed links", f"collectives on {where}: calibrate before you trust them")
-    here, beyond = ({op: tuple(p for p in some if p.op == op) for op in wanted.ops} for some in ((*paths, *made), inside))
-    network = replace(network, spread=_widest(spreads, "across", network.spread))
-    spread = _widest(spreads, cluster.intra.kind if calibrated else "assumed", SPREAD if calibrated else ASSUMED_SPREAD)
-    kernels = {op: tuple(path for path in free if path.op == op) for op in dict.fromkeys(path.op for path in free[:count])}
-    plain = Fabric(f"{wanted.key}@{wanted.version}", label, here, network_paths=beyond, network=network, kernels=kernels, note=note)
-    floor_s = floors.get(chip.key, floors.get(chip.family, max(floors.values(), default=0.0)))
-    plain = replace(plain, spread=spread, spreads=spreads, eager_floor_s=floor_s, copying_sms=wanted.copying_sms)
-    plain = replace(plain, busy_s=wanted.busy_s, busy_Bps=wanted.busy_Bps, kept_sms=wanted.kept_sms)
-    exchanges = {key: exchange(key, cluster) for key in stems("exchanges")} if wanted.ops == OPS else {}
-    return replace(plain, exchanges=exchanges, fused=fusion(cluster) if wanted.ops == OPS else None)
+    return Fabric(
+        name=f"{wanted.key}@{wanted.version}",
+        label=_source_inside(wanted, cluster, version) if calibrated else _never_measured(wanted, cluster),
+        paths={op: tuple(p for p in (*paths, *made) if p.op == op) for op in wanted.ops},
+        network_paths={op: tuple(p for p in inside if p.op == op) for op in wanted.ops},
+        network=replace(network, spread=_widest(spreads, "across", network.spread)),
+        exchanges={key: exchange(key, cluster) for key in stems("exchanges")} if wanted.ops == OPS else {},
+        kernels={op: tuple(path for path in free if path.op == op) for op in dict.fromkeys(path.op for path in free[:count])},
+        fused=fusion(cluster) if wanted.ops == OPS else None,
+        eager_floor_s=floors.get(chip.key, floors.get(chip.family, max(floors.values(), default=0.0))),
+        busy_s=wanted.busy_s,
+        busy_Bps=wanted.busy_Bps,
+        kept_sms=wanted.kept_sms,
+        spread=_widest(spreads, cluster.intra.kind if calibrated else "assumed", SPREAD if calibrated else ASSUMED_SPREAD),
+        spreads=spreads,
+        copying_sms=wanted.copying_sms,
+        note="" if calibrated or is_measured else Note("assumed links", f"collectives on {where}: calibrate before you trust them"),
+    )
 
 
 def _never_measured(wanted: Library, cluster: Cluster) -> Source:

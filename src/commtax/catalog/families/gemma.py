@@ -7,7 +7,10 @@ from commtax.catalog.families.vision import gemma4_tower, register_vision, sigli
 from commtax.spec import Attention, Block, Experts, Extra, Mlp, Model
 from commtax.statement import Note
 
-family("Gemma2ForCausalLM")(lambda c: decoder(c, windowed_layers(c, heads(c), 2, 4), tied=True))
+
+@family("Gemma2ForCausalLM")
+def _gemma2(c: Fields) -> Model:
+    return decoder(c, windowed_layers(c, heads(c), 2, 4), tied=True)
 
 
 @family("Gemma3ForCausalLM")

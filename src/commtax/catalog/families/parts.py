@@ -134,10 +134,18 @@ def family(
 def decoder(c: Fields, blocks: list[Block], tied: bool = False, norm_bias: bool = False, positions: int = 0) -> Model:
     """Return a model from one block a layer, equal blocks kept once. ``tied``: its embedding, where the config does not say."""
     kinds = {block: index for index, block in enumerate(dict.fromkeys(blocks))}
-    hidden, vocab, kept = c.need("hidden_size", "n_embd", "d_model"), c.need("vocab_size"), tuple(kinds)
-    layers, max_len = tuple(kinds[b] for b in blocks), c.need("max_position_embeddings", "n_positions", "max_seq_len")
-    made = Model(key="", architecture="", hidden=hidden, vocab=vocab, blocks=kept, layers=layers, max_len=max_len)
-    return replace(made, tied=c.flag("tie_word_embeddings", tied), norm_bias=norm_bias, positions=positions)
+    return Model(
+        key="",
+        architecture="",
+        hidden=c.need("hidden_size", "n_embd", "d_model"),
+        vocab=c.need("vocab_size"),
+        blocks=tuple(kinds),
+        layers=tuple(kinds[b] for b in blocks),
+        max_len=c.need("max_position_embeddings", "n_positions", "max_seq_len"),
+        tied=c.flag("tie_word_embeddings", tied),
+        norm_bias=norm_bias,
+        positions=positions,
+    )
 
 
 def heads(c: Fields, bias: bool | None = None, qk_norm: str = "", sinks: bool = False) -> Attention:

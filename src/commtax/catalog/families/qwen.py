@@ -1,12 +1,11 @@
 """Qwen: mixtures, with linear attention between, and with a vision tower before."""
 
 from dataclasses import replace
-from functools import partial
 
 from commtax.catalog.families.parts import STATES, Fields, decoder, family, heads, mlp, with_prediction_layers
 from commtax.catalog.families.plain import reader
 from commtax.catalog.families.vision import qwen25_tower, qwen_tower, register_vision
-from commtax.spec import Attention, Block, DeltaNet, Experts, Mlp, Model
+from commtax.spec import Block, DeltaNet, Experts, Mlp, Model
 
 
 def _feed_forwards(c: Fields, shared: int) -> list[Mlp | Experts]:
@@ -18,12 +17,31 @@ def _feed_forwards(c: Fields, shared: int) -> list[Mlp | Experts]:
     return [moe if i not in dense_layers and (i + 1) % step == 0 else dense for i in range(c.layers("num_hidden_layers"))]
 
 
-def _mixture(c: Fields, attention: Attention, shared: int) -> Model:
-    return decoder(c, [Block(attention, ffn) for ffn in _feed_forwards(c, shared)])
+@family("Qwen2MoeForCausalLM")
+def _qwen2_moe(c: Fields) -> Model:
+    attention = replace(heads(c), qkv_bias=True)
+    return decoder(c, [Block(attention, ffn) for ffn in _feed_forwards(c, c.need("shared_expert_intermediate_size"))])
+
+
+@family("Qwen3MoeForCausalLM", sequence_parallel_moe=True)
+def _qwen3_moe(c: Fields) -> Model:
+    attention = heads(c, bias=False, qk_norm="head")
+    return decoder(c, [Block(attention, ffn) for ffn in _feed_forwards(c, 0)])
+
+
+@family("Qwen3NextForCausalLM", "Qwen3_5MoeForCausalLM", sequence_parallel_moe=True)
+def _qwen3_next(c: Fields) -> Model:
+    return _hybrid(c, _feed_forwards(c, c.number("shared_expert_intermediate_size", 0)))
+
+
+@family("Qwen3_5ForCausalLM")
+def _qwen35(c: Fields) -> Model:
+    return _hybrid(c, [mlp(c)] * c.layers("num_hidden_layers"))
 
 
 def _hybrid(c: Fields, feed_forwards: list[Mlp | Experts]) -> Model:
-    full = replace(heads(c, bias=False, qk_norm="head"), gate="element" if c.flag("attn_output_gate", True) else "")
+    attention = heads(c, bias=False, qk_norm="head")
+    full = replace(attention, gate="element" if c.flag("attn_output_gate", True) else "")
     counts = c.need("linear_num_key_heads"), c.need("linear_num_value_heads")
     state = STATES.get(str(c.get("mamba_ssm_dtype")), "")
     dims = c.need("linear_key_head_dim"), c.need("linear_value_head_dim")
@@ -40,15 +58,8 @@ def _hybrid(c: Fields, feed_forwards: list[Mlp | Experts]) -> Model:
     return with_prediction_layers(c, decoder(c, blocks), "mtp_num_hidden_layers", "num_nextn_predict_layers", block=further)
 
 
-mixture = partial(family, sequence_parallel_moe=True)
-family("Qwen2MoeForCausalLM")(lambda c: _mixture(c, replace(heads(c), qkv_bias=True), c.need("shared_expert_intermediate_size")))
-QWEN3_MOE = mixture("Qwen3MoeForCausalLM")(lambda c: _mixture(c, heads(c, bias=False, qk_norm="head"), 0))
-QWEN3_NEXT = mixture("Qwen3NextForCausalLM", "Qwen3_5MoeForCausalLM")(
-    lambda c: _hybrid(c, _feed_forwards(c, c.number("shared_expert_intermediate_size", 0)))
-)
-QWEN35 = family("Qwen3_5ForCausalLM")(lambda c: _hybrid(c, [mlp(c)] * c.layers("num_hidden_layers")))
-register_vision("Qwen3_5MoeForConditionalGeneration", QWEN3_NEXT, qwen_tower, "mamba_ssm_dtype", sequence_parallel_moe=True)
-register_vision("Qwen3_5ForConditionalGeneration", QWEN35, qwen_tower, "mamba_ssm_dtype")
+register_vision("Qwen3_5MoeForConditionalGeneration", _qwen3_next, qwen_tower, "mamba_ssm_dtype", sequence_parallel_moe=True)
+register_vision("Qwen3_5ForConditionalGeneration", _qwen35, qwen_tower, "mamba_ssm_dtype")
 register_vision("Qwen3VLForConditionalGeneration", reader("Qwen3ForCausalLM"), qwen_tower)
-register_vision("Qwen3VLMoeForConditionalGeneration", QWEN3_MOE, qwen_tower, sequence_parallel_moe=True)
+register_vision("Qwen3VLMoeForConditionalGeneration", _qwen3_moe, qwen_tower, sequence_parallel_moe=True)
 register_vision("Qwen2_5_VLForConditionalGeneration", reader("Qwen2ForCausalLM"), qwen25_tower, flat=True)
