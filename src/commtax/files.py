@@ -162,8 +162,7 @@ def parse_json(text: bytes | str, name: str, *, memory: int = JSON_MEMORY_BYTES,
     collecting = gc.isenabled()
     gc.disable()  # half the time of reading a large file would go into looking for garbage
     try:
-        whole = decode_text(text) if isinstance(text, bytes) else text
-        parsed: Json = json.loads(whole)
+        parsed: Json = json.loads(decode_text(text) if isinstance(text, bytes) else text)
     except json.JSONDecodeError as error:
         raise Refusal(f"{name}: not valid JSON, or cut off ({error})", name) from None
     except RecursionError:

@@ -104,8 +104,7 @@ class Item:
         """Return the bytes that one rank sends in a step at the least: all-reduce 2(n-1)/n of the tensor, send-recv all, others
         (n-1)/n."""
         ring = (self.ranks - 1) / self.ranks
-        factor = {"all-reduce": 2 * ring, "send-recv": 1.0}.get(self.op, ring)
-        return factor * self.nbytes * self.count
+        return {"all-reduce": 2 * ring, "send-recv": 1.0}.get(self.op, ring) * self.nbytes * self.count
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,9 +43,7 @@ def spelled(text: str, spell: Spell) -> str:
     >>> spelled(words("first-token-wait", wait_s=1.5), lambda option, value: "")
     'requests spend most of their time waiting for the first token (1.5 s): set a limit on that'
     """
-    if isinstance(text, Note) and text.figures is not None:
-        return _worded(text.code, text.figures, spell)
-    return str(text)
+    return _worded(text.code, text.figures, spell) if isinstance(text, Note) and text.figures is not None else str(text)
 
 
 def flag(option: str, value: str) -> str:
@@ -88,8 +86,7 @@ def settings_in(note: str) -> Sequence[OptionValue]:
 
 def inside(text: str) -> Iterator[str]:
     """Yield the texts that stand inside a note, and those inside them."""
-    figures = text.figures if isinstance(text, Note) and text.figures else {}
-    for value in figures.values():
+    for value in (text.figures if isinstance(text, Note) and text.figures else {}).values():
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, str):
                 yield one

@@ -71,8 +71,7 @@ def trained_params(model: Model, plan: Plan, engine: Engine) -> dict[str, Number
     for tensor in inventory(model):
         if tensor.linear and tensor.where >= 0:
             group = "experts" if tensor.split == "expert" else "layers"
-            each = plan.lora_rank * pair(tensor, model, plan, engine).size
-            total[group] = total[group] + each * layers[tensor.where]
+            total[group] = total[group] + (plan.lora_rank * pair(tensor, model, plan, engine).size) * layers[tensor.where]
     return total
 
 

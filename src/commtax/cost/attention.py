@@ -75,8 +75,7 @@ def causal_pairs(new: Number, past: Number) -> Number:
 def chosen_pairs(new: Number, past: Number, most: float, ratio: int = 1) -> Number:
     """Return the pairs where each query sees every ``ratio``-th token before it, and ``most`` of those at most."""
     head = np.maximum(0, np.minimum(new, most * ratio - past))  # queries that still see everything
-    rest = (new - head) * most if np.isfinite(most) else 0.0
-    return causal_pairs(head, past) / ratio + rest
+    return causal_pairs(head, past) / ratio + ((new - head) * most if np.isfinite(most) else 0.0)
 
 
 def _attend(

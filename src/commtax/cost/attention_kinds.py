@@ -162,8 +162,7 @@ def space_scanned(
     form: str, sequences: Number, tokens: Number, groups: Number, heads: Number, state: Number, dim: Number
 ) -> Kernel:
     """Build a chunked state-space scan (Dao and Gu 2024, 2405.21060): 2 C (N + P) FLOPs inside, 4 N P with the state."""
-    each = 2 * CHUNK * (state + dim) + 4 * state * dim
-    return _scanned(form, each, (sequences, tokens, groups, heads, state, dim))
+    return _scanned(form, 2 * CHUNK * (state + dim) + 4 * state * dim, (sequences, tokens, groups, heads, state, dim))
 
 
 def _scanned(form: str, each_flops: Number, sizes: tuple[Number, Number, Number, Number, Number, Number]) -> Kernel:
@@ -229,8 +228,7 @@ def mamba_kernels(s: KernelStep, m: Mamba2, count: int) -> Iterator[Kernel]:
     h, tp, rows = s.model.hidden, s.plan.tp, s.rows
     inner, heads, groups = m.inner / tp, m.num_heads / tp, m.num_groups / np.minimum(tp, m.num_groups)
     both = 2 * groups * m.state
-    wide = 2 * inner + both + heads
-    yield s.gemm("input projection", "projections", "qkv", count, rows, wide, h, "mixer.in_proj.zx")
+    yield s.gemm("input projection", "projections", "qkv", count, rows, 2 * inner + both + heads, h, "mixer.in_proj.zx")
     seqs, new = _prompts(s)
     convolution = convolved("conv", seqs, new, inner + both, m.conv)
     scan = space_scanned("ssd-scan", seqs, new, groups, heads, m.state, m.head_dim)

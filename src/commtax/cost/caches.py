@@ -239,8 +239,7 @@ def _grouped_pool(
             times = page / np.maximum(widths[kind] * block, 1e-9)
             group = CacheGroup(block * np.where(times == np.floor(times), times, 1)[()], kind[0])
         groups += [group] * math.ceil(count / each)
-    growing = sum(page * each / g.tokens for g in groups if not g.states)
-    return KvPool(growing, page * each, block, tuple(groups), nbytes)
+    return KvPool(sum(page * each / g.tokens for g in groups if not g.states), page * each, block, tuple(groups), nbytes)
 
 
 def _raised_block(
@@ -322,8 +321,7 @@ def pieces_sent(
     cached = [m for m in mixers if isinstance(m, Attention) and m.own_cache]
     # Of each block: keys and values of a layer apart, or its latent, which is both, and keys of a selector.
     of_tokens = sum((1 if m.latent or m.compressed else 2) + bool(m.indexer and m.indexer.own) for m in cached)
-    latents = any(m.latent for m in model.attentions)
-    blocks = np.ceil(tokens / np.maximum(page, carrier.latent_page if latents else 1))
+    blocks = np.ceil(tokens / np.maximum(page, carrier.latent_page if any(m.latent for m in model.attentions) else 1))
     heads = max((m.num_kv_heads for m in model.attentions if not m.latent), default=1)
     before, after = np.minimum(ahead_tp, heads), np.minimum(tp, heads)
     cut = tokens if carrier.cuts_heads == "token" else blocks

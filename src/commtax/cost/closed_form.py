@@ -197,8 +197,7 @@ def with_patience(load: ClosedLoopLoad, ranks: Number, seqs: Number, engine: Eng
 def prompt_tokens(load: ClosedLoopLoad, seqs: Number, room: Number, engine: Engine, stages: Number = 1) -> Number:
     """Return the mean prompt tokens of a step: those of one prompt and of others that arrived with it, as far as there is room."""
     prompts = np.minimum(1 + _arrivals_per_decision(load, seqs, stages, engine), engine.serves.prompts_per_step)
-    wanted = prompts * load.computed
-    return np.minimum(wanted, room if engine.serves.chunked else np.maximum(load.computed, room))
+    return np.minimum(prompts * load.computed, room if engine.serves.chunked else np.maximum(load.computed, room))
 
 
 def _prompts_let_in(load: ClosedLoopLoad, room: Number, engine: Engine) -> Number:
@@ -264,8 +263,7 @@ def prompts_ahead(
     if engine.serves.chunks_follow:  # a prompt's chunks lie in as many batches at once, and hold others up once for all of them
         each = each * np.clip(load.computed / room, 1, stages)
     steady: Number = np.minimum(others, queued + 2 * np.minimum(dense, each))  # no more arrive in a step than steps let in
-    most = burst_prompts(load, seqs, room, engine)
-    burst: Number = np.minimum(others, (others + most - 1) / 2)
+    burst: Number = np.minimum(others, (others + burst_prompts(load, seqs, room, engine) - 1) / 2)
     if engine.serves.prefill_first:
         crowd = np.maximum(burst * _lockstep(load), (engine.serves.steps_per_decision + 0.5) * others / _life(load) / stages)
         steady = np.minimum(others, queued + np.maximum(crowd, each - 1))

@@ -328,8 +328,7 @@ def _across(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluste
     inside_ranks = np.minimum(where.ranks_per_domain, ranks)
     paths = fabric.network_paths[op]
     inside = choose(paths, nbytes, stage_ranks(op, ranks, inside_ranks) if fabric.network.protocols else inside_ranks)
-    hosts_per_domain = max(1, cluster.domain // cluster.gpus_per_host)
-    total = cluster.nics_per_host * hosts_per_domain * cluster.inter.bandwidth_Bps
+    total = cluster.nics_per_host * max(1, cluster.domain // cluster.gpus_per_host) * cluster.inter.bandwidth_Bps
     # Groups side by side share the NICs: a GPU's own, or those of a host among all that run there.
     users = cluster.domain if cluster.inter.nic_per_gpu else pick(np.asarray(where.used) > 0, where.used, cluster.domain)
     share = np.minimum(1.0, inside_ranks / users)

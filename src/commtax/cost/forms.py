@@ -58,8 +58,7 @@ def vector_flops_per_s(chip: Chip) -> float:
 
 def equation_of(function: Callable[..., object]) -> str:
     """Return the sentence of a docstring that begins with "t =", in one line: equations stand there and nowhere else."""
-    words = " ".join((function.__doc__ or "").split())
-    match = re.search(r"\bt = .*?(?=\.(?:\s|$))", words)
+    match = re.search(r"\bt = .*?(?=\.(?:\s|$))", " ".join((function.__doc__ or "").split()))
     return match[0].replace("``", "") if match else ""
 
 
@@ -87,8 +86,7 @@ def gemm(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts
         rows = np.maximum(tile_m, k.m + tile_m / 2)
     else:
         rows = tile_m * np.ceil(k.m / tile_m)
-    padded = rows * tile_n * np.ceil(k.n / tile_n)
-    compute = 2 * padded * (k.k + c["k0"]) / (c["ep"] * flops_per_s)
+    compute = 2 * (rows * tile_n * np.ceil(k.n / tile_n)) * (k.k + c["k0"]) / (c["ep"] * flops_per_s)
     if "droop" in c:
         compute = compute * (1 + c["droop"] * compute / (compute + c["tau"]))
     feed = memory * np.sqrt(memory) + serial * np.sqrt(serial)

@@ -62,8 +62,7 @@ def inventory(model: Model) -> tuple[Tensor, ...]:
         tensors.append(Tensor("lm_head.bias", (model.vocab,), "vocab", "head", where=LAST))
     if model.tower:
         for name, shape, copies in (*model.tower.tensors, *model.tower.projector):
-            split = "tower" if len(shape) > 1 else "full"
-            tensors.append(Tensor(name, (copies, *shape), split, "tower"))
+            tensors.append(Tensor(name, (copies, *shape), "tower" if len(shape) > 1 else "full", "tower"))
     return tuple(tensors)
 
 
@@ -144,8 +143,7 @@ def _attention(hidden: int, a: Attention) -> Iterator[Tensor]:
 def _grouped_query(hidden: int, a: Attention) -> Iterator[Tensor]:
     q, kv, heads = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim, a.num_kv_heads
     bias = "heads" if a.qkv_bias else ""
-    gated = 2 if a.gate == "element" else 1
-    yield from _linear("self_attn.q_proj", gated * q, hidden, "heads", "attention", bias)
+    yield from _linear("self_attn.q_proj", (2 if a.gate == "element" else 1) * q, hidden, "heads", "attention", bias)
     if a.own_cache:
         yield from _linear("self_attn.k_proj", kv, hidden, "kv", "attention", bias and "kv", heads)
         if a.own_values:
@@ -170,8 +168,7 @@ def _latent(hidden: int, a: Attention, m: Latent) -> Iterator[Tensor]:
         yield from _linear("self_attn.q_proj", q, hidden, "heads", "attention")
     yield from _linear("self_attn.kv_a_proj_with_mqa", m.kv_rank + m.rope_dim, hidden, "full", "attention", bias)
     yield from _norm("self_attn.kv_a_layernorm", m.kv_rank, False)
-    up = a.num_heads * (m.nope_dim + a.v_head_dim)
-    yield from _linear("self_attn.kv_b_proj", up, m.kv_rank, "heads", "attention")
+    yield from _linear("self_attn.kv_b_proj", a.num_heads * (m.nope_dim + a.v_head_dim), m.kv_rank, "heads", "attention")
     if a.gate == "element":
         yield from _linear("self_attn.g_proj", a.num_heads * a.v_head_dim, hidden, "heads", "attention")
 
@@ -346,8 +343,7 @@ def spellings(name: str, spelled: tuple[tuple[str, str], ...], roots: tuple[str,
     """
     for ours, theirs in spelled:
         name = name.replace(ours, theirs)
-    numbered = name.replace(".experts.", ".experts.0.")
-    rest = [n.removeprefix("model.") for n in dict.fromkeys((name, numbered))]
+    rest = [n.removeprefix("model.") for n in dict.fromkeys((name, name.replace(".experts.", ".experts.0.")))]
     if not name.startswith("model."):
         return (*rest, *(f"language_model.{n}" for n in rest))
     return tuple(root + n for n in rest for root in roots)
@@ -430,9 +426,7 @@ def share(split: str, model: Model, plan: Plan, engine: Engine, units: int = 1) 
         return pick(tokens_split(model, plan, engine), 1.0, 1.0 / tp)
     if split == "expert":
         return _replication_factor(model, plan) / (plan.ep * expert_ranks(plan, engine).inside)
-    if split == "expert_bias":
-        return tp * 0 + _replication_factor(model, plan) / plan.ep
-    return 1.0 / tp
+    return tp * 0 + _replication_factor(model, plan) / plan.ep if split == "expert_bias" else 1.0 / tp
 
 
 def _replication_factor(model: Model, plan: Plan) -> Number:
@@ -501,8 +495,7 @@ def stage_layers(model: Model, pp: int, odd: str = "before-last") -> list[range]
     start = {"before-last": pp - 1 - rest, "last": pp - rest, "first": 0}[odd]
     for i in range(start, start + rest):
         sizes[i] += 1
-    ends = np.cumsum(sizes)
-    return [range(int(end) - size, int(end)) for size, end in zip(sizes, ends, strict=True)]
+    return [range(int(end) - size, int(end)) for size, end in zip(sizes, np.cumsum(sizes), strict=True)]
 
 
 def rank_tensors(model: Model, plan: Plan, engine: Engine, stage: int, pp: int) -> list[RankTensor]:
@@ -514,8 +507,7 @@ def rank_tensors(model: Model, plan: Plan, engine: Engine, stage: int, pp: int) 
             count = sum(model.layers[i] == tensor.where for i in layers)
         else:
             home = 0 if tensor.where == FIRST else pp - 1
-            tied_copy = model.tied and tensor.split == "vocab" and stage == pp - 1
-            count = int(stage == home or tied_copy)
+            count = int(stage == home or (model.tied and tensor.split == "vocab" and stage == pp - 1))
         if count:
             whole = weight_bytes(model, tensor, plan) * count
             rows.append(RankTensor(tensor, count, whole * share(tensor.split, model, plan, engine, tensor.units), whole / plan.tp))
@@ -527,8 +519,7 @@ def by_pp(pp: Number, one: Callable[[int], float]) -> Number:
     if np.ndim(pp) == 0:
         return float(one(int(pp)))
     values, back = np.unique(np.asarray(pp), return_inverse=True)
-    results = np.array([one(int(v)) for v in values], dtype=float)
-    return results[back].reshape(np.shape(pp))
+    return np.array([one(int(v)) for v in values], dtype=float)[back].reshape(np.shape(pp))
 
 
 def fullest_layers(model: Model, plan: Plan) -> Number:
@@ -567,8 +558,7 @@ def stage_params(model: Model, plan: Plan, engine: Engine) -> dict[str, Number]:
     """Count the parameters one rank of the fullest stage holds: of its layers, their experts, and embedding and head (and of two
     stages where microbatches enter at both ends)."""
     total: dict[str, Number] = {"layers": 0.0, "experts": 0.0, "ends": 0.0}
-    directions = SCHEDULES[plan.schedule].directions
-    alone = (np.asarray(plan.pp) == 1) | (directions > 1)
+    alone = (np.asarray(plan.pp) == 1) | (SCHEDULES[plan.schedule].directions > 1)
     layers = fullest_of(model, plan)
     for (split, units, group, where), size in _sizes(model).items():
         count = share(split, model, plan, engine, units) * size
@@ -585,7 +575,6 @@ def _sizes(model: Model) -> dict[tuple[str, int, str, int], int]:
     """Sum the elements of tensors by how they are split and where they lie: (split, units, whose, where)."""
     sizes: dict[tuple[str, int, str, int], int] = {}
     for t in inventory(model):
-        group = "ends" if t.where < 0 else "experts" if t.part == "experts" else "layers"
-        key = (t.split, t.units, group, t.where)
+        key = (t.split, t.units, "ends" if t.where < 0 else "experts" if t.part == "experts" else "layers", t.where)
         sizes[key] = sizes.get(key, 0) + t.size
     return sizes

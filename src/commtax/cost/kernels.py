@@ -151,8 +151,7 @@ def least_s(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Number:
     kernel = _warm(kernel, constants_of(kernel, constants), chip)
     moved = kernel.nbytes - (kernel.shape.kept if isinstance(kernel.shape, KernelContext) else 0.0)
     if kernel.form in CHIP_FORMS:
-        cold_bytes = getattr(kernel.shape, "cold_bytes", 0.0)
-        moved = np.maximum(cold_bytes, moved - chip.l2_bytes)
+        moved = np.maximum(getattr(kernel.shape, "cold_bytes", 0.0), moved - chip.l2_bytes)
     return np.maximum(moved / chip.memory_Bps, kernel.flops / peak(kernel, chip, constants))
 
 
@@ -311,8 +310,7 @@ def served_lines(kernels: list[Kernel], t: PricingTerms) -> list[Line]:
     for kernel, applied, times in priced:
         line = kernel_line(kernel, kernel.count, times, kernel_sigma(kernel, t.constants), t, kernel.stage)
         slower = applied.slow_rank * applied.pace[1]
-        alone = times[0] / slower, times[1] / slower
-        why = narrow_note(kernel, alone, t.cluster.chip, t.constants, applied.rate)
+        why = narrow_note(kernel, (times[0] / slower, times[1] / slower), t.cluster.chip, t.constants, applied.rate)
         lines.append(replace(line, why=why) if why else line)
     return lines
 

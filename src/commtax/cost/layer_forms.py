@@ -188,8 +188,7 @@ def latent_prompts(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float
     """
     s: Prompts = k.shape
     tokens = s.seqs * s.new
-    activations = 4.0 * tokens * s.heads * s.width
-    memory = (k.nbytes + np.maximum(0.0, activations - c["kept"])) / (c["eb"] * bandwidth_Bps)
+    memory = (k.nbytes + np.maximum(0.0, (4.0 * tokens * s.heads * s.width) - c["kept"])) / (c["eb"] * bandwidth_Bps)
     blocks = c["tb"] * s.seqs * s.heads * np.ceil(s.new / QUERY_TILE) + c["tr"] * tokens
     p = c["p"]
     work = k.flops / (c["ep"] * flops_per_s) + memory + blocks
@@ -335,8 +334,7 @@ def encoder_attention(k: Kernel, c: Table, chip: Chip, rate: float) -> Parts:
 
 
 def _memory_s(nbytes: Number, cold_bytes: Number, c: Table, chip: Chip) -> Number:
-    warm = from_memory(nbytes - cold_bytes, c["cache"] * chip.l2_bytes)
-    return (warm + cold_bytes) / (c["eb"] * chip.memory_Bps)
+    return (from_memory(nbytes - cold_bytes, c["cache"] * chip.l2_bytes) + cold_bytes) / (c["eb"] * chip.memory_Bps)
 
 
 STREAMS = (

@@ -145,8 +145,7 @@ def on_chip(engine: Engine, chip: Chip) -> Engine:
     if not reached:
         return engine
     tier = max(reached, key=lambda t: float(t["from_bytes"]))
-    limits = {name: value for name, value in tier.items() if name not in ("from_bytes", "not_families")}
-    return engine.but(**limits)
+    return engine.but(**{name: value for name, value in tier.items() if name not in ("from_bytes", "not_families")})
 
 
 def default_utilization(chip: Chip, plan: Plan, engine: Engine, tokens: int) -> float:
@@ -199,9 +198,7 @@ def training_memory(model: Model, plan: Plan, step: TrainStep, engine: Engine) -
     trained = (sums["layers"] + sums["ends"], sums["experts"]) if plan.lora_rank else shares
 
     def divided(of: tuple[Number, Number], nbytes: float, stage: int) -> Number:
-        if plan.zero < stage:
-            return sum(of) * nbytes
-        return of[0] * nbytes / ranks + of[1] * nbytes / same_experts
+        return sum(of) * nbytes if plan.zero < stage else of[0] * nbytes / ranks + of[1] * nbytes / same_experts
 
     # Where the sharded parameter is the fp32 master copy, no other master is kept.
     whole, grads = DTYPE_BYTES[plan.activations_dtype], DTYPE_BYTES[plan.grads_dtype]
@@ -229,8 +226,7 @@ def _ends(model: Model, plan: Plan, params: Mapping[str, Number]) -> Number:
     """Count the parameters of embedding (and head) beyond the layers that their stage lacks against the fullest one."""
     fullest = fullest_layers(model, plan)
     first = by_pp(plan.pp, lambda pp: sum(chunk[0] for chunk in virtual_layers(model.num_layers, pp, plan.chunks)))
-    short = fullest - first
-    return np.maximum(0, params["ends"] - short * (params["layers"] + params["experts"]) / fullest)
+    return np.maximum(0, params["ends"] - (fullest - first) * (params["layers"] + params["experts"]) / fullest)
 
 
 def _unreduced_share(plan: Plan) -> Number:
@@ -289,8 +285,7 @@ def _activation_bytes_per_row(block: Block, hidden: int, plan: Plan, step: Train
     scores = 5.0 * block.attention.num_heads * step.seq if unfused and block.attention else 0.0
     gathered = 0 if engine.trains.regathers_inputs or not plan.sequence_parallel else 4 * hidden
     every = (split + scores) / plan.tp + gathered + (whole - gathered) / (plan.tp if plan.sequence_parallel else 1)
-    half = plan.recompute == "selective" and engine.trains.selective == "matmuls"
-    return every / 2 if half else every
+    return every / 2 if (plan.recompute == "selective" and engine.trains.selective == "matmuls") else every
 
 
 def _layer_bytes(block: Block, hidden: int) -> tuple[float, float]:
@@ -315,9 +310,7 @@ def _ffn_bytes(f: Mlp | Experts | None, hidden: int) -> float:
     if f is None:
         return 0.0
     ffn = 2 * f.intermediate * (3 if f.gated else 2)
-    if isinstance(f, Mlp):
-        return ffn
-    return f.top_k * (ffn + 2 * (f.latent or hidden)) + 2 * f.shared_intermediate * 3
+    return ffn if isinstance(f, Mlp) else f.top_k * (ffn + 2 * (f.latent or hidden)) + 2 * f.shared_intermediate * 3
 
 
 def _remade_bytes(block: Block, hidden: int, named: tuple[str, ...], engine: Engine) -> tuple[float, float]:

@@ -187,8 +187,7 @@ class QueueNetwork:
     @property
     def limits(self) -> tuple[Number, Number, Number]:
         """Requests/s that each of ``STATIONS`` passes at most."""
-        moving = self.wire.most_per_s(self.prompting.workers, self.decoding.workers)
-        wire = np.where(self.decodes > 0, moving, np.inf)[()]
+        wire = np.where(self.decodes > 0, self.wire.most_per_s(self.prompting.workers, self.decoding.workers), np.inf)[()]
         return self.prompting.most_per_s(self.clients), wire, self.decoding.most_per_s(self.decodes)
 
 
@@ -314,8 +313,7 @@ class Times:
         begun = came * (p.one_s - p.more_s + p.more_s * (1 - p.shared) * more)
         for _ in range(GATES):
             pause = np.exp(-came * step)
-            each = np.maximum(0.0, begun + pause) / p.ranks
-            deep = (root + np.sqrt(root**2 + 4 * left * each)) / 2 / left
+            deep = (root + np.sqrt(root**2 + 4 * left * (np.maximum(0.0, begun + pause) / p.ranks))) / 2 / left
             mean = np.clip(np.maximum(came * step + pause, p.ranks * deep**2), 1.0, self.full)
             step = p.step_s(mean)
         return mean, step

@@ -239,8 +239,7 @@ def in_flight(line: Line, exchange: Fabric | None) -> Number:
         return 1.0
     if not exchange.busy_s:  # nobody says that its kernels leave the chip: nothing runs beside them
         return 0.0 * line.each_s
-    busy = exchange.busy_s + line.item.nbytes / exchange.busy_Bps
-    return np.maximum(0.0, 1 - busy / np.maximum(line.each_s, 1e-12))
+    return np.maximum(0.0, 1 - (exchange.busy_s + line.item.nbytes / exchange.busy_Bps) / np.maximum(line.each_s, 1e-12))
 
 
 def _after_first(t: PricingTerms) -> Number:

@@ -322,8 +322,7 @@ def _batch_lines(t: PricingTerms, work: Workload) -> list[Line]:
     if not holds_anywhere(whole):
         return _batch_overlap(_plain_lines(t, work), t, work.rows)
     plain = _plain_lines(replace(t, plan=replace(t.plan, sequence_parallel=False)), work)
-    split = plain if np.all(whole) else _batch_overlap(_plain_lines(t, work), t, work.rows)
-    return overlap.either(whole, plain, split)
+    return overlap.either(whole, plain, plain if np.all(whole) else _batch_overlap(_plain_lines(t, work), t, work.rows))
 
 
 def _batch_overlap(lines: list[Line], t: PricingTerms, rows: Number) -> list[Line]:

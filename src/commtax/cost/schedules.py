@@ -207,8 +207,7 @@ class Schedule:
 
     def total(self, p: int, m: int, v: int = 1, f: float = 1.0, b: float = 1.0, w: float = 1.0) -> float:
         """Return the time of the whole run: work and idleness of any rank."""
-        work = m * self.passes(v) * (f + (b + w if self.backward else 0.0))
-        return work + float(self.idle(p, f, b, w))
+        return (m * self.passes(v) * (f + (b + w if self.backward else 0.0))) + float(self.idle(p, f, b, w))
 
 
 def _fill_and_drain(p: Number, f: Number, b: Number, w: Number) -> Number:

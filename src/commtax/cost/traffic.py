@@ -81,8 +81,7 @@ def padded_rows(rows: Number, work: Workload, engine: Engine, tp: Number = 1, ea
     if each > 1:
         counted = engine.sends.graph_counts_seqs
         sizes, most = (sizes * each, most * each) if counted else (np.array(sorted({*(-(-sizes // each) * each).tolist()})), most)
-    slot = np.searchsorted(sizes, rows)
-    padded = pick(np.asarray(rows) <= most, sizes[np.minimum(slot, sizes.size - 1)], rows)
+    padded = pick(np.asarray(rows) <= most, sizes[np.minimum(np.searchsorted(sizes, rows), sizes.size - 1)], rows)
     if not engine.sends.graph_pads_prefill:
         padded = pick(np.asarray(work.prefill_tokens) > 0, rows, padded)
     return padded if np.ndim(padded) else float(padded)
@@ -222,9 +221,7 @@ def dispatched_bytes(plan: Plan, quant: Quant | None, dispatch_dtype: str = "") 
     kind = dispatch_dtype or dtype
     if kind == "fp8":
         return 1 + 4 / FP8_SCALE_GROUP
-    if kind == "nvfp4":
-        return 0.5 + 1 / NVFP4_SCALE_GROUP
-    return DTYPE_BYTES[dispatch_dtype or plan.activations_dtype]
+    return 0.5 + 1 / NVFP4_SCALE_GROUP if kind == "nvfp4" else DTYPE_BYTES[dispatch_dtype or plan.activations_dtype]
 
 
 def expected_destinations(moe: Experts, ep: Number) -> Number:
@@ -247,8 +244,7 @@ def expected_destinations(moe: Experts, ep: Number) -> Number:
     missed: Number = 0.0
     for chosen in range(moe.top_groups + 1):
         ways = _choices(mine, chosen) * _choices(moe.groups - mine, moe.top_groups - chosen)
-        chance = ways / _choices(moe.groups, moe.top_groups)
-        missed = missed + chance * _missed(moe, allowed, chosen * owned)
+        missed = missed + (ways / _choices(moe.groups, moe.top_groups)) * _missed(moe, allowed, chosen * owned)
     mean = ep * (1 - np.where(whole, missed, _missed(moe, moe.num_experts, moe.num_experts / ep)))
     return mean if np.ndim(mean) else float(mean)
 

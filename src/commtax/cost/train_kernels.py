@@ -83,8 +83,7 @@ def _training_kernels(
             inside = k.grouped and plan.weights_dtype in engine.mixes.graphed_experts
             stored = ROWWISE if plan.weights_dtype == ROWWISE else k.number_format
             each = (CAST_BYTES[stored] - (1 if plan.lora_rank else 0)) * k.m * busier
-            groups = k.batch if k.grouped else 1
-            forward = 0 if inside and k.place == "down" else each * groups * k.k
+            forward = 0 if inside and k.place == "down" else each * (k.batch if k.grouped else 1) * k.k
             backward = 0 if inside and k.place == "gate" else each * k.n
             yield replace(_elementwise(k, f"{k.what} cast", count, forward), n=backward, casts=True)
 

@@ -172,8 +172,7 @@ def _outer_layers(model: Model, pp: int, directions: int, balanced: bool) -> flo
     """Count the layers of the last stage, or the mean of both ends where a rank has a stage of either. An engine that is told where
     layers go leaves the stage of the head as few as the others take without becoming fuller."""
     stages = stage_layers(model, pp)
-    fullest = max(map(len, stages))
-    last = max(0, model.num_layers - (pp - 1) * fullest) if balanced else len(stages[-1])
+    last = max(0, model.num_layers - (pp - 1) * max(map(len, stages))) if balanced else len(stages[-1])
     return (last + len(stages[0])) / 2 if directions > 1 else last
 
 
