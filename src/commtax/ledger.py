@@ -2,7 +2,6 @@
 
 An ``Item`` says what is sent, exactly. A ``Line`` is an item (or a piece of compute) with its seconds. A ``Bill`` is
 all lines of a step; its figures are sums over them.
-
 Change here what a line carries and which windows there are. Prices are made in ``cost``.
 """
 
@@ -60,10 +59,8 @@ def pass_of(stage: Stage) -> str:
 @dataclass(frozen=True, slots=True)
 class Item:
     """One kind of collective in a step, or a kernel's launches. ``what`` and ``note`` are for people and decide nothing.
-
     ``nbytes`` is the full tensor: what is reduced, the gathered output, the scattered input; for all-to-all what one
-    rank puts in; for send-recv what one rank sends. ``count`` is how often one step does it (0: this plan does not).
-    """
+    rank puts in; for send-recv what one rank sends. ``count`` is how often one step does it (0: this plan does not)."""
 
     what: str
     axis: str
@@ -110,10 +107,8 @@ class Item:
 @dataclass(frozen=True, slots=True)
 class Line:
     """One line of a bill: ``count`` times ``fixed_s + moving_s``, of which ``hidden_s`` (in total) costs nothing.
-
     ``fixed_s`` does not shrink with size (latency, launches); ``moving_s`` is bytes and FLOPs. ``algorithm`` and
-    ``link`` are names, or for arrays codes into ``names``.
-    """
+    ``link`` are names, or for arrays codes into ``names``."""
 
     kind: str  # compute | comm | host | bubble
     item: Item
@@ -169,10 +164,8 @@ FIGURES = ("fixed_s", "moving_s", "hidden_s", "flops", "window_s", "sigma", "lau
 
 class Windows:
     """Seconds of compute that lines may run beside, less what others took of them already.
-
     A collective beside compute takes SMs and memory bandwidth from it: of what runs beside it the ``efficiency`` hides, and the
-    rest is paid anyway. ``sure``: what collectives vary by is counted with whole steps, and not by the line.
-    """
+    rest is paid anyway. ``sure``: what collectives vary by is counted with whole steps, and not by the line."""
 
     def __init__(self, free: Mapping[Window, Number], efficiency: float, sure: bool = False) -> None:
         self._free, self.efficiency, self.sure = dict(free), efficiency, sure

@@ -54,7 +54,6 @@ def allreduce_payload_bytes(batch_tokens: float, hidden: float, dtype_bytes: flo
 
 def ring_allreduce_traffic_per_rank(payload_bytes: float, num_ranks: float) -> float:
     """Return the bytes that each rank sends: 2 (N-1)/N x payload, 0 at N = 1.
-
     A reduce-scatter and an all-gather of (N-1)/N each (Patarasuk and Yuan 2009): bandwidth-optimal.
 
     >>> ring_allreduce_traffic_per_rank(8192, 2), ring_allreduce_traffic_per_rank(8192, 1)

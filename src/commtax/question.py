@@ -2,7 +2,6 @@
 
 Command line, page, pasted command, planner, audit and what-ifs all build a ``Question``; ``question.but(tp=4)`` is the same one
 with something changed. Sizes, batch and lengths may be NumPy arrays, and then every figure of the answer is one.
-
 Change here what can be asked: a new field has its option in ``options.toml``.
 """
 

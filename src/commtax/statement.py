@@ -2,7 +2,6 @@
 
 A ``Refusal`` names its argument and the nearest legal values, a ``Note`` has a code and figures, a ``Source`` a kind. Notes and
 sources are text, so that a surface can show them as they are; code that decides looks at ``code`` and ``kind``.
-
 Change here what a refusal, a note or a source carries beside its words.
 """
 

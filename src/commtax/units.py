@@ -1,7 +1,5 @@
 """SI inside, units at the edge: parse what people type, print what they read.
-
-Change here how a quantity is read or printed. Formulas take and return SI floats.
-"""
+Change here how a quantity is read or printed. Formulas take and return SI floats."""
 
 import math
 import re

@@ -4,7 +4,6 @@ Plain: each token's keys and values. Prompts see half of their pairs (causal), a
 of all heads are one low-rank latent a token, of which a selector may choose; decode folds the latents' up-projection into query and
 output (absorbed), so that it reads the latents themselves, and so do prompts whose tokens choose what they see, while others make
 keys and values of every token again.
-
 Change here what attention computes and moves; further kinds (compressed, chosen blocks, linear) are in ``attention_kinds.py``,
 seconds in ``forms.py`` and ``layer_forms.py``.
 """

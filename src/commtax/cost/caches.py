@@ -6,7 +6,6 @@ attention, a few from groups with a window, and whole states from groups of recu
 holds a state. SGLang: states lie in a pool of their own that gets a fixed share of the memory. Others: states are counted in bytes
 beside the blocks.
 Behind them: caches in motion, the pieces that they travel in, what hides behind computing, what loading takes.
-
 Change here how many bytes a token or a state takes, and how an engine lays them in blocks.
 """
 
@@ -29,7 +28,6 @@ COMPRESSOR_BYTES = 4  # of a value of an unfinished entry: fp32
 
 def kv_bytes_per_token_layer(mixer: Mixer | None, tp: Number, kv_dtype: str) -> Number:
     """Return the bytes that one rank keeps of one token in one layer, however many follow.
-
     Grouped-query heads are split over tp until each rank has one, then copied. A latent is kept whole on every rank;
     a token selector adds its keys. Of compressed tokens ``ratio`` share an entry. Recurrent layers keep nothing.
 
@@ -63,7 +61,6 @@ def entry_bytes(a: Attention, m: Compressed, kv_dtype: str) -> float:
 
 def state_bytes_per_layer(mixer: Mixer | None, tp: Number, plan: Plan) -> Number:
     """Return the bytes that one rank keeps of one sequence in one layer, whatever its length.
-
     Recurrent layers: the last inputs of the convolution and the recurrent state. Compressed attention: the entries of its
     window, and what the compressors have not finished, values and scores.
 
@@ -337,7 +334,6 @@ def posted_pieces(carrier: CacheCarrier, pieces: Number, tp: Number, ahead_tp: N
 
 def hidden_s(moving_s: Number, computing_s: Number, stages: Number) -> Number:
     """Return the transfer seconds hidden behind computing a prompt, when each of its equal stages leaves once computed.
-
     The first stage's computing and the last one's transfer overlap with nothing: of m stages, m - 1 hide the shorter of both.
 
     >>> float(hidden_s(8.0, 4.0, 4)), float(hidden_s(8.0, 4.0, 1))

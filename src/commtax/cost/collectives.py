@@ -7,7 +7,6 @@ A group over several domains has a stage inside each, and what crosses the NICs 
 and so does the price: small tensors at once with a flag beside each word (LL), in lines of 128 bytes (LL128), or in a pipeline of
 long messages that takes time to fill (Simple). Constants are ``Protocol`` records and those of the network's ``Link``. What a
 machine's own collectives took over these constants is read between measured sizes and ranks (``NetworkCurve``).
-
 Change an algorithm's equation here; constants are in ``catalog/libraries``.
 """
 
@@ -28,9 +27,7 @@ Parts = tuple[Number, Number]
 
 def ring_factor(op: str, ranks: Number) -> Number:
     """Return the share of the tensor that each rank sends in a ring: 2 (N-1)/N to all-reduce, (N-1)/N to gather or scatter.
-
-    Broadcast and send-recv move all of it once.
-    """
+    Broadcast and send-recv move all of it once."""
     if op in ("broadcast", "reduce", "send-recv"):
         return np.minimum(1, ranks - 1)
     return (2 if op == "all-reduce" else 1) * (ranks - 1) / ranks
@@ -38,9 +35,7 @@ def ring_factor(op: str, ranks: Number) -> Number:
 
 def ring(nbytes: Number, ranks: Number, p: Path) -> Parts:
     """Price a ring: N - 1 hops from neighbour to neighbour, and a pipelining loss that grows as the root of the bytes.
-
-    t = launch + hop (N - 1) + sent / bandwidth + sqrt_s sqrt(sent) seconds.
-    """
+    t = launch + hop (N - 1) + sent / bandwidth + sqrt_s sqrt(sent) seconds."""
     sent = ring_factor(p.op, ranks) * nbytes
     wire = sent / p.bandwidth_Bps + p.sqrt_s * np.sqrt(sent)
     return (p.launch_s + p.hop_s * (ranks - 1)) * (ranks > 1), wire
@@ -61,18 +56,14 @@ def tree(nbytes: Number, ranks: Number, p: Path) -> Parts:
 
 def one_shot(nbytes: Number, ranks: Number, p: Path) -> Parts:
     """Price one step in which each rank reads the whole tensor from every other rank and adds: (N-1) times the bytes.
-
-    t = launch + hop (N - 1) + (N - 1) bytes / bandwidth + sqrt_s sqrt((N - 1) bytes) seconds.
-    """
+    t = launch + hop (N - 1) + (N - 1) bytes / bandwidth + sqrt_s sqrt((N - 1) bytes) seconds."""
     read = (ranks - 1) * nbytes
     return (p.launch_s + p.hop_s * (ranks - 1)) * (ranks > 1), read / p.bandwidth_Bps + p.sqrt_s * np.sqrt(read)
 
 
 def two_shot(nbytes: Number, ranks: Number, p: Path) -> Parts:
     """Price two steps: each rank reduces its share, then reads the others' results, with the ring's bytes (fewer if quantised).
-
-    t = launch + extra + hop (N - 1) + [ beside^2 + (2 (N - 1)/N bytes wire_share / bandwidth)^2 ]^(1/2) seconds.
-    """
+    t = launch + extra + hop (N - 1) + [ beside^2 + (2 (N - 1)/N bytes wire_share / bandwidth)^2 ]^(1/2) seconds."""
     fixed = p.launch_s + p.extra_s + p.beside_s + p.hop_s * (ranks - 1)
     wire = ring_factor("all-reduce", ranks) * nbytes * p.wire_share / p.bandwidth_Bps
     return fixed * (ranks > 1), np.hypot(p.beside_s, wire) - p.beside_s if p.beside_s else wire
@@ -80,12 +71,9 @@ def two_shot(nbytes: Number, ranks: Number, p: Path) -> Parts:
 
 def in_switch(nbytes: Number, ranks: Number, p: Path) -> Parts:
     """Price sums in the switch (NVLS, multimem): a rank sends its tensor once and 1/N of the result, near-constant in N.
-
     t = launch + extra + each (N - 1) + (1 + 1/N) bytes / bandwidth seconds, of an all-reduce.
-
     Each rank works on its own share, so that a pipeline over more of them takes longer to fill. Where ranks copy between
-    buffers as fast as the link is, what they copy (``copied``) decides and not what leaves them.
-    """
+    buffers as fast as the link is, what they copy (``copied``) decides and not what leaves them."""
     factor = np.maximum(1 + 1 / ranks if p.op == "all-reduce" else ring_factor(p.op, ranks), p.copied)
     fixed = p.launch_s + p.extra_s + p.each_s * (ranks - 1)
     return fixed * (ranks > 1), nbytes * factor * (ranks > 1) / p.bandwidth_Bps
@@ -93,11 +81,8 @@ def in_switch(nbytes: Number, ranks: Number, p: Path) -> Parts:
 
 def pairwise(nbytes: Number, ranks: Number, p: Path) -> Parts:
     """Price an all-to-all: each rank sends every other rank its part, (N-1)/N of the tensor, and copies its local part beside it.
-
     t = launch + hop (N - 1) + max(sent, copied bytes) / bandwidth + sqrt_s sqrt(sent) seconds.
-
-    The copy runs beside the sends on the same processors: two ranks send half of the tensor, but move all of it.
-    """
+    The copy runs beside the sends on the same processors: two ranks send half of the tensor, but move all of it."""
     sent = ring_factor(p.op, ranks) * nbytes
     moved = np.maximum(sent, p.copied * nbytes * (ranks > 1))
     return (p.launch_s + p.hop_s * (ranks - 1)) * (ranks > 1), moved / p.bandwidth_Bps + p.sqrt_s * np.sqrt(sent)
@@ -105,17 +90,13 @@ def pairwise(nbytes: Number, ranks: Number, p: Path) -> Parts:
 
 def per_peer(nbytes: Number, ranks: Number, p: Path) -> Parts:
     """Price small parts of an all-to-all: one channel for each peer, all at a time, so that only one peer's part counts.
-
-    t = launch + hop (N - 1) + bytes / N / bandwidth seconds.
-    """
+    t = launch + hop (N - 1) + bytes / N / bandwidth seconds."""
     return (p.launch_s + p.hop_s * (ranks - 1)) * (ranks > 1), nbytes / ranks * (ranks > 1) / p.bandwidth_Bps
 
 
 def one_sided(nbytes: Number, ranks: Number, p: Path) -> Parts:
     """Price writes to each other's memory, or reads: ranks wait for one flag of each, and that wait and the bytes overlap.
-
-    t = launch + [ (extra + hop (N - 1))^2 + (sent / bandwidth)^2 ]^(1/2) seconds.
-    """
+    t = launch + [ (extra + hop (N - 1))^2 + (sent / bandwidth)^2 ]^(1/2) seconds."""
     waited = (p.extra_s + p.hop_s * (ranks - 1)) * (ranks > 1)
     wire = np.hypot(waited, ring_factor(p.op, ranks) * nbytes / p.bandwidth_Bps) - waited
     return p.launch_s * (ranks > 1) + waited, wire
@@ -257,11 +238,8 @@ class Crossing:
 
 def cross_domains(crossing: Crossing, inside: PathChoice, paths: tuple[Path, ...], network: Network) -> PathChoice:
     """Price a collective over several domains: the cheapest protocol of the network, or one pipeline where none were measured.
-
     t = latency inside + hops of the network + what fills the pipeline + [ inside^norm + wire^norm ]^(1/norm) seconds.
-
-    ``inside`` is its stage inside the domains, chosen from ``paths``.
-    """
+    ``inside`` is its stage inside the domains, chosen from ``paths``."""
     if not network.protocols:
         return one_pipeline(crossing, inside, network)
     pairs, ordered = crossing.op in PAIRS, crossing.link.ordered

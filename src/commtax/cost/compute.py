@@ -3,7 +3,6 @@
 A step is a list of ``Kernel``s with the shapes that decide their time; ``kernels.py`` turns shapes into seconds. Layers of
 one kind share their kernels, so the list stays short whatever the depth. Behind the layers: encoders (vision and audio towers,
 whose tokens all see each other), and the routed part of a mixture of experts: how many experts tokens choose, and the busiest rank.
-
 Change here which kernels a step launches, and their FLOPs and bytes.
 """
 
@@ -268,7 +267,6 @@ def _plain_experts(s: KernelStep, r: RoutedSizes, count: int, biased: bool) -> I
 
 def chosen_experts(moe: Experts, tokens: Number, popularity: float) -> Number:
     """Return the mean number of different experts that ``tokens`` tokens choose.
-
     The first token chooses ``top_k``; each of the others leaves an expert out with 1 - k/E if all are equally popular:
     E - (E - k) (1 - k/E)^(n - 1). With popularities spread as a gamma distribution of shape a, the power becomes
     (1 + (n - 1) k / (E a))^(-a): few experts are popular and many stay cold.
@@ -284,10 +282,8 @@ def chosen_experts(moe: Experts, tokens: Number, popularity: float) -> Number:
 
 def busiest_active(moe: Experts, tokens: Number, ep: Number, popularity: float) -> Number:
     """Return the experts with work on the rank that has the most of them: all ranks wait for the weights that it reads.
-
     Of E/ep experts each has work with q = chosen/E, so their number spreads by sqrt(E/ep q (1 - q)) around its mean, less what
     the fixed total takes; the largest of n normal values lies ``LARGEST`` spreads above it. All of them at the most.
-
     Where all experts are equally popular, ranks are taken to be so too.
 
     >>> [round(float(busiest_active(Experts(256, 8, 1), n, 8, 0.7)), 1) for n in (1, 16, 4096)]
@@ -313,7 +309,6 @@ class Placing:
 
 def busiest_rank(moe: Experts, tokens: Number, ep: Number, placing: Placing) -> Number:
     """Return the copies of the busiest of ``ep`` ranks over the mean, when experts lie whole on ranks: all wait for it.
-
     A rank's load is the sum of E/ep popularities of a gamma distribution of shape a, so its relative spread is sqrt(ep / (E a)),
     beside that of drawing n copies by chance, sqrt(ep / n); less what the fixed total takes, sqrt(1 - 1/ep). A layout by measured
     loads, with copies of popular experts, leaves what ``laid_out`` says instead of the first, and that loads of a step drift from
@@ -341,7 +336,6 @@ def _largest_load(ep: Number) -> Number:
 
 def laid_out(num_experts: int, ep: Number, popularity: float, redundant: int) -> tuple[Number, Number]:
     """Lay experts out by measured loads, the most popular ones with ``redundant`` further copies (EPLB).
-
     Returned are the load of the busiest rank over the mean, and the sum of the squares of all copies' shares of it. Each copy in
     turn goes to the expert with the most tokens a copy, then copies go to the emptiest rank, largest first: means of a few draws
     of the popularities.

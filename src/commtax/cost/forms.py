@@ -42,7 +42,6 @@ def norm(p: float, *terms: Number) -> Number:
 
 def from_memory(nbytes: Number, cache_bytes: Number) -> Number:
     """Return the bytes that come from memory where a kernel's input was just written and a cache may have kept it.
-
     n / (1 + (cache / n)^6). It is at least n - 0.64 cache, and all of n where the cache's size is not known (0).
 
     >>> [round(float(from_memory(n * 1e6, 96e6)) / 1e6) for n in (48, 96, 192)]
@@ -72,12 +71,10 @@ QUANTISED_COLUMNS = 2048  # quantising a row takes as long as for this many colu
 def gemm(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
     """Price C = A B with cold weights, where memory and the serial loop over k feed the tensor cores and both compete with
     arithmetic.
-
     t = t0 + q m max(k, 2048) + [ (memory^1.5 + serial^1.5)^(p/1.5) + compute^p ]^(1/p), with serial = kl ln(1 + k/kc)
     (1 + min(m, 256)/mk) and compute on padded tiles with a prologue of k0. ``q`` is dynamic quantisation (fp8). Where it
     was measured, long kernels droop: power draws the clock down by up to ``droop`` over ``tau`` seconds, and what the chip's cache
-    keeps comes at ``el`` times the memory's rate. Grouped products over experts have smaller tiles.
-    """
+    keeps comes at ``el`` times the memory's rate. Grouped products over experts have smaller tiles."""
     memory = moved_bytes(k.nbytes, k.shape.kept if k.shape else 0.0, c) * (1 + _laid_out(k.m, c)) / (c["eb"] * bandwidth_Bps)
     serial = c["kl"] * np.log1p(k.k / c["kc"]) * (1 + np.minimum(k.m, FULL_TILE) / c["mk"])
     tile_m, tile_n = c.get("tile_m", TILE_M), c.get("tile_n", TILE_N)
@@ -120,10 +117,9 @@ HEAD_SIZES = {size: math.log2(size) for size in (64, 128, 192, 256, 512)}
 
 def decode_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
     """Price one new token per sequence over its cached keys: bytes of the cache, blocks in turn, the loop over the length.
-
     t = t0 + [ memory^p + blocks^p + serial^p + compute^p ]^(1/p) seconds, with blocks = tc batch kv_heads (d + d0)/(128 + d0), d0 =
-    150 where none was fitted, and serial = kl ln(1 + length/kc) + kb ln(batch). Fitted on measured kernels (``catalog/kernels``).
-    """
+    150 where none was fitted, and serial = kl ln(1 + length/kc) + kb ln(batch). Fitted on measured kernels
+    (``catalog/kernels``)."""
     moved = moved_bytes(k.nbytes, _context_of(k).kept, c) + k.batch * k.heads * k.head_dim * 4.0
     memory = moved / (_by_head_dim(k.head_dim, c, "eb") * bandwidth_Bps)
     offset = c.get("d0", HEAD_OFFSET)
@@ -138,13 +134,11 @@ def decode_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: flo
 
 def prefill_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
     """Price causal attention of whole prompts: arithmetic at the head size's rate, memory, and the longest single block.
-
     t = t0 + [ (compute + moved)^p + longest^p ]^(1/p) seconds, with longest = tl (new + past) (d + 128)/256, of a window no more
     than that and the block's own queries. Queries, keys and
     outputs pass through the multiprocessors at ``tm`` seconds a byte, or at what memory attains where that is slower: A100's
     758 GB/s are a third of its memory, and on L40S, with 2.3 times the cycles, the same kernels fill its 864 GB/s. Fitted on
-    measured kernels (``catalog/kernels``).
-    """
+    measured kernels (``catalog/kernels``)."""
     if "tile_q" in c:
         return tiled_prefill(k, c, bandwidth_Bps, flops_per_s)
     edges = k.batch * k.length * c["c0"] * k.heads * 4.0 * k.head_dim  # tiles at the diagonal compute more than half
@@ -157,9 +151,7 @@ def prefill_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: fl
 def tiled_prefill(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
     """Price the same with whole tiles of queries, where that was fitted: a block computes its whole tile against every key that any
     of its queries sees.
-
-    t = t0 + [ (compute + tb blocks)^p + moved^p + longest^p ]^(1/p) seconds.
-    """
+    t = t0 + [ (compute + tb blocks)^p + moved^p + longest^p ]^(1/p) seconds."""
     tile, blocks = _tiles(k, c)
     flops = np.maximum(k.flops, 4.0 * k.batch * k.heads * k.head_dim * _tile_pairs(k, tile))
     compute = flops / (_by_head_dim(k.head_dim, c, "ep") * flops_per_s) + c["tb"] * k.batch * blocks

@@ -483,7 +483,6 @@ class RankTensor:
 
 def stage_layers(model: Model, pp: int, odd: str = "before-last") -> list[range]:
     """Divide layers over pipeline stages, where an uneven split gives the odd layers to the stages that ``odd`` names.
-
     vLLM: those before the last. SGLang: the last ones. TensorRT-LLM: the first ones.
 
     >>> from commtax.catalog import model

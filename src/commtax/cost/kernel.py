@@ -1,7 +1,5 @@
 """A kernel as the cost model sees it: the shapes that decide its time, FLOPs and bytes; and what steps make and price it from.
-
-Change here what a kernel or a priced step is made from: a new shape needs no field, but a record as ``Kernel.shape``.
-"""
+Change here what a kernel or a priced step is made from: a new shape needs no field, but a record as ``Kernel.shape``."""
 
 import math
 from typing import Any
@@ -41,10 +39,8 @@ class KernelContext:
 class Kernel:
     """``count`` launches of one shape. ``form``: gemm (m, n, k), decode or prefill attention, small or elementwise (bytes only), or
     another of ``forms`` with its sizes in ``shape``.
-
     ``flops`` and ``nbytes`` are of one launch and are what physics charges at the least. ``what`` is for people; ``part``,
-    ``place`` and ``stage`` say what it belongs to.
-    """
+    ``place`` and ``stage`` say what it belongs to."""
 
     what: str
     form: str

@@ -63,11 +63,9 @@ def routed_kernels(r: RoutedSizes, dtype: str, stored: str, weight_bytes: float,
 
 def routing(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:  # noqa: ARG001
     """Price the work around experts: t = t0 + te E + moved / bandwidth seconds, to choose, sort, permute, activate and combine.
-
     Moved are tokens (in and out) and copies: ``local`` passes over hidden and inner for those computed here, ``remote`` ones for
     those of other ranks that the kernels step over: Triton's writes zeros for them, which are then activated and summed as all
-    others are, so that ``wide`` more passes go over inner.
-    """
+    others are, so that ``wide`` more passes go over inner."""
     r: RoutedSizes = k.shape
     passes = (c["local"] * r.copies + c["remote"] * r.elsewhere) * (r.hidden + r.inner) + c.get("wide", 0.0) * r.elsewhere * r.inner
     return c["t0"] + c["te"] * r.routed, BYTES * (2 * r.tokens * r.hidden + passes) / bandwidth_Bps
@@ -75,12 +73,10 @@ def routing(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Pa
 
 def experts(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
     """Price both grouped products: t = [ weights^p + compute^p + longest^p ]^(1/p) seconds.
-
     They are padded to tiles: of columns ``tile_n``, of rows as many as an expert would get if all copies were for this rank, up to
     ``tile_m``: kernels choose by the tokens that they see. ``longest`` is one block's loop over both products, however few blocks
     there are, and ``tb`` for each block: experts cut into narrow slices have more and shorter ones than experts that lie whole
-    on ranks. A cached weight costs ``ec`` of one from memory.
-    """
+    on ranks. A cached weight costs ``ec`` of one from memory."""
     r: RoutedSizes = k.shape
     tile = _tile_rows(r, c)
     inner = c["tile_n"] * np.ceil(r.inner / c["tile_n"])
@@ -165,11 +161,9 @@ class HeadProduct:
 
 def latent_reading(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
     """Price queries of decode over shared entries: cache bytes or arithmetic on padded heads, beside each launch's own work.
-
     t = t0 + [ (tb groups + queries)^p + [memory^both + compute^both]^(p/both) + serial^p + (tl entries)^p ]^(1/p) seconds, with
     serial = kl ln(1 + entries/kc) (1 + heads/hs): splits of a cache are joined, the more heads the later. ``tl`` is what a
-    kernel takes that does not split a cache, ``tile`` the heads that one is padded to. Fitted on measured kernels.
-    """
+    kernel takes that does not split a cache, ``tile`` the heads that one is padded to. Fitted on measured kernels."""
     s: Reading = k.shape
     memory = k.nbytes / (c["eb"] * bandwidth_Bps)
     compute = k.flops * _padding_factor(s.heads, c["tile"]) / (c["ep"] * flops_per_s)
@@ -182,10 +176,8 @@ def latent_reading(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float
 
 def latent_prompts(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
     """Price causal attention of whole prompts with keys and values of their own width.
-
     t = t0 + [ (compute + memory + tb blocks + tr tokens)^p + (tl length)^p + (kl ln(1 + new/kc))^p ]^(1/p) seconds. Queries,
-    keys, values and outputs were just made or are read next: of them only what ``kept`` bytes of cache don't hold moves.
-    """
+    keys, values and outputs were just made or are read next: of them only what ``kept`` bytes of cache don't hold moves."""
     s: Prompts = k.shape
     tokens = s.seqs * s.new
     memory = (k.nbytes + np.maximum(0.0, (4.0 * tokens * s.heads * s.width) - c["kept"])) / (c["eb"] * bandwidth_Bps)
@@ -197,10 +189,8 @@ def latent_prompts(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float
 
 def latent_choosing(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
     """Price prompts whose tokens each see entries of their own choice: arithmetic on padded heads, or gathering the entries.
-
     t = t0 + [compute^p + gather^p]^(1/p) + tq tokens + tb seqs + tl entries seconds. Neighbours choose alike, so that most of
-    what is gathered comes from the chip's cache: at ``reuse`` times the memory's rate, never faster than each byte once.
-    """
+    what is gathered comes from the chip's cache: at ``reuse`` times the memory's rate, never faster than each byte once."""
     s: Choosing = k.shape
     compute = k.flops * _padding_factor(s.heads, c["tile"]) / (c["ep"] * flops_per_s)
     gather = np.maximum(s.gathered / (c["reuse"] * bandwidth_Bps), k.nbytes / bandwidth_Bps)
@@ -210,9 +200,7 @@ def latent_choosing(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: floa
 
 def selector_scan(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
     """Price a selector's scores over all that is cached, and the selection of the best.
-
-    t = t0 + [ (memory + ts candidates)^2 + compute^2 + (kl ln(1 + length/kc))^2 ]^(1/2) seconds.
-    """
+    t = t0 + [ (memory + ts candidates)^2 + compute^2 + (kl ln(1 + length/kc))^2 ]^(1/2) seconds."""
     s: SelectorScan = k.shape
     memory = k.nbytes / (c["eb"] * bandwidth_Bps) + c["ts"] * s.candidates
     compute = k.flops / (c["ep"] * flops_per_s)
@@ -222,9 +210,7 @@ def selector_scan(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float)
 def head_product(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
     """Price the absorbed products of latent attention, one matrix a head: t = t0 + tr rows heads + [memory^p + compute^p]^(1/p)
     seconds.
-
-    What a repeated measurement finds in the chip's cache moves at ``el`` times the memory's rate, up to ``kept`` bytes.
-    """
+    What a repeated measurement finds in the chip's cache moves at ``el`` times the memory's rate, up to ``kept`` bytes."""
     s: HeadProduct = k.shape
     cold = k.nbytes + np.maximum(0.0, s.kept - c["kept"])
     memory = cold / (c["eb"] * bandwidth_Bps) + s.kept / (c["el"] * bandwidth_Bps)
@@ -293,10 +279,8 @@ def stream(k: Kernel, c: Table, chip: Chip, rate: float) -> Parts:
 
 def convolution(k: Kernel, c: Table, chip: Chip, rate: float) -> Parts:
     """Price a short convolution: t = t0 (1 + tv if vectorised) + [ memory^p + vector^p + starts^p ]^(1/p) seconds.
-
     Kernels with a block for each channel of each sequence (``s0`` above 0) spend on each as much as on ``s0`` tokens, and
-    1 + ``few`` as much where a sequence is too short for vector loads.
-    """
+    1 + ``few`` as much where a sequence is too short for vector loads."""
     shape: Convolution = k.shape
     vectorised = np.asarray(shape.tokens) >= VECTOR_TOKENS
     each_token_s = k.flops / (c["ep"] * vector_flops_per_s(chip) * rate)
@@ -308,10 +292,8 @@ def convolution(k: Kernel, c: Table, chip: Chip, rate: float) -> Parts:
 def chunked_scan(k: Kernel, c: Table, chip: Chip, rate: float) -> Parts:
     """Price a scan in chunks: t = t0 + [ memory^p + work^p + tensor^p + serial^p ]^(1/p) seconds, with serial = tl chunks of a
     sequence.
-
     Memory moves the inputs, ``between`` of what a chain of kernels hands on, and ``states`` times the states. A sequence costs
-    as much work as ``s0`` further tokens; work / (es fp32 rate), which tensor cores lift above 1.
-    """
+    as much work as ``s0`` further tokens; work / (es fp32 rate), which tensor cores lift above 1."""
     shape: ChunkedScan = k.shape
     moved = k.nbytes + c["between"] * shape.between_bytes + (c["states"] - 1) * shape.state_bytes
     work = k.flops * (1 + c["s0"] / shape.tokens) / (c["es"] * vector_flops_per_s(chip) * rate)
@@ -321,10 +303,8 @@ def chunked_scan(k: Kernel, c: Table, chip: Chip, rate: float) -> Parts:
 
 def encoder_attention(k: Kernel, c: Table, chip: Chip, rate: float) -> Parts:
     """Price bidirectional attention of images or frames: t = t0 + [ compute^p + memory^p + longest^p ]^(1/p) seconds.
-
     Queries come in tiles of 128 (``tile``), keys cost ``s0`` more than there are, heads are padded to whole multiples of ``pad``,
-    and tensor cores attain ``ep64`` with heads of 64 and ``ep`` with larger ones; longest = tl keys.
-    """
+    and tensor cores attain ``ep64`` with heads of 64 and ``ep`` with larger ones; longest = tl keys."""
     padded = c["pad"] * np.ceil(k.head_dim / c["pad"])
     tile = c.get("tile", QUERY_TILE)
     share = np.where(k.head_dim <= 64, c["ep64"], c["ep"])
@@ -431,9 +411,7 @@ def exchanged_kernel(what: str, form: str, sent_bytes: Number, ranks: Number, sm
 
 def exchange(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:  # noqa: ARG001
     """Price the kernel, or the host that launches it and waits for counts, whichever takes longer.
-
-    t = [ (t0 + te experts + bytes slowness)^4 + host^4 ]^(1/4) seconds.
-    """
+    t = [ (t0 + te experts + bytes slowness)^4 + host^4 ]^(1/4) seconds."""
     e: Exchange = k.shape
     fixed = c["t0"] + c["te"] * e.experts
     moving = k.nbytes * np.maximum(1 / bandwidth_Bps, copying_slowness(c["link_Bps"], c["sm_Bps"], e.sms))

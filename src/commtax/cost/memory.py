@@ -253,12 +253,10 @@ def microbatches_in_flight(model: Model, plan: Plan) -> Number:
 
 def activations(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> Number:
     """Return the activation bytes that one stage keeps for one microbatch: s b h (8 + 24/t) a layer of the GPT shape.
-
     That is Korthikanti et al. 2022, eq. 2 (s b h (10 + 24/t + 5 a s/(h t))) without dropout masks (2 of the 34); fused
     attention keeps no score matrix, and where it is not fused, selective recomputation drops it. An engine that keeps
     every other product drops about half. Sequence parallelism divides the 8 by t as well (eq. 4), less the inputs of
-    the products where they are kept gathered. Full recomputation keeps a layer's input only.
-    """
+    the products where they are kept gathered. Full recomputation keeps a layer's input only."""
     rows = step.micro_batch * plan.share(step.seq)
     inputs = 2.0 * model.hidden / (plan.tp if plan.sequence_parallel else 1)
     kept = (

@@ -1,7 +1,6 @@
 """Where ranks lie: which share an expert, and which GPUs a group spans.
 
 Rank order decides which axis leaves the fast domain (a host, or an NVLink fabric).
-
 Change here how an engine numbers its ranks, or which group spans which domain.
 """
 
@@ -76,13 +75,11 @@ class Span:
 
 def span(axis: str, plan: Plan, cluster: Cluster, engine: Engine) -> Span:
     """Return the span of one axis' groups, in ranks and domains, when ranks are numbered in ``plan.order``, innermost first.
-
     A group is a product of (size, stride) runs; of a run clip(used // stride, 1, size) ranks lie in one domain, where used are
     the GPUs that the job takes of it. An axis' stride is the product of the sizes inside it in the engine's own order (``order``
     in ``catalog/engines``). A group that does not divide what the job uses of a domain straddles its edge somewhere.
     Bridges join the first GPU of a host with the second, and so on: two ranks of neighbouring numbers that start a job, or
-    follow on such pairs, are a pair.
-    """
+    follow on such pairs, are a pair."""
     if few := unique_with_places(*_sizes(plan)):
         spans = span(axis, with_fields(plan, dict(zip(COUNTED, few[0], strict=True))), cluster, engine)
         return Span(*(spread(getattr(spans, name), few[1]) for name in ("ranks", "ranks_per_domain", "domains", "paired", "used")))

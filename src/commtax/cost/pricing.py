@@ -1,7 +1,6 @@
 """What kernels and collectives of a step cost, as lines of a bill: the choice of a path, its seconds, their source and range.
 
 At the end the lines of an inference step, its kernels, its collectives and the host, become its bill.
-
 Change here how lines become a step, what the host adds, and how sure a collective's price is.
 """
 

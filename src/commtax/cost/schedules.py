@@ -342,7 +342,6 @@ def fewest_microbatches(kind: Schedule, p: int, v: int, times: tuple[float, floa
 @lru_cache(maxsize=4096)
 def virtual_layers(num_layers: int, pp: int, chunks: int) -> Layout:
     """Divide layers over pp x chunks virtual stages, as evenly as can be.
-
     Odd layers fill whole chunks of all ranks first: ranks work on one chunk at a time, so that a chunk's fullest stage sets its
     pace, and then no rank has more than ceil(layers / pp). What is left goes to the middle: the last stage has the head beside
     its layers, the first one the embedding and the most microbatches in flight, as in Llama 3's own layout.

@@ -2,7 +2,6 @@
 
 Counts follow one token's path through all pipeline stages. The set of lines is fixed: a collective that a plan does not issue
 has count 0. Control messages and scalars (scheduler metadata, token ids, router's counts) are left out.
-
 Change here what is sent. No second belongs here.
 """
 
@@ -226,7 +225,6 @@ def dispatched_bytes(plan: Plan, quant: Quant | None, dispatch_dtype: str = "") 
 
 def expected_destinations(moe: Experts, ep: Number) -> Number:
     """Return the mean number of different ranks of a token's ``top_k`` experts: ep (1 - C(E-E/ep, k)/C(E, k)).
-
     Routing is uniform, within the groups of experts that a token may choose among (node-limited routing): a rank is missed if none
     of its groups is chosen, or none of its experts in them.
 

@@ -264,10 +264,8 @@ def dp_token_threshold(flops_per_s: Number, bandwidth_Bps: Number) -> Number:
 
 def tp_tax(flops_per_s: Number, bandwidth_Bps: Number, hidden: Number, tp: Number) -> Number:
     """Return forward tensor-parallel all-reduce time over compute time: (T-1)/3 x FLOP/s / (BW h).
-
     Per layer and token: two all-reduces of 2h bytes, each 2 (T-1)/T on the wire, against 24 h^2 / T FLOPs. Each rank
-    computes 1/T of the layer but reduces the whole activation, so the tax grows with T-1.
-    """
+    computes 1/T of the layer but reduces the whole activation, so the tax grows with T-1."""
     return (tp - 1) / 3 * flops_per_s / (bandwidth_Bps * hidden)
 
 
@@ -314,11 +312,9 @@ def _passes(plan: Plan) -> int:
 
 def _tensor_parallel(model: Model, plan: Plan, rows: Number, payload: Number, layers: Number, engine: Engine) -> list[Item]:
     """List the sums of two sites a layer (attention, feed-forward), forward, backward and again if recomputed, and of the ends.
-
     With sequence parallelism a site is all-gather + reduce-scatter. Backward gathers the gradient of the row-parallel output, and
     Megatron, which keeps only its share of it, the column-parallel input again for the weight gradient (Korthikanti et al. 2022,
-    section 4.2.2). torch's selective recomputation gathers again, too; its full one needs no second sum of the layer's end.
-    """
+    section 4.2.2). torch's selective recomputation gathers again, too; its full one needs no second sum of the layer's end."""
     m, forward = plan.microbatches, _passes(plan)
     moe, mixed = model.experts or Experts(1, 1, 1), num_moe_layers(model, plan)
     halves = (model.num_mixers + model.num_feed_forwards) / model.num_layers  # of a mean layer
@@ -364,9 +360,8 @@ def _beside(item: Item, window: Window, engine: Engine) -> Item:
 
 def _context(model: Model, plan: Plan, rows: Number, layers: Number, engine: Engine) -> list[Item]:
     """List the keys and values that go round the cp ring (Megatron) or are gathered (torch), and their gradients round the ring.
-
-    Megatron's first step needs no gradients and its last no keys, so both make cp - 1 hops; torch rotates fp32 gradients cp times.
-    """
+    Megatron's first step needs no gradients and its last no keys, so both make cp - 1 hops; torch rotates fp32 gradients cp
+    times."""
     a = model.attention
     every = bool(a.latent) or engine.trains.repeats_keys
     width = (a.num_heads if every else a.num_kv_heads) * (a.head_dim + a.v_head_dim)

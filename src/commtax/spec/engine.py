@@ -1,7 +1,5 @@
 """Serving engines and training frameworks: what each really sends, waits for, batches, reserves and overlaps.
-
-Add here a field that a file of ``catalog/engines`` may set; its default is what an engine does that does not know of it.
-"""
+Add here a field that a file of ``catalog/engines`` may set; its default is what an engine does that does not know of it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """A decoder, as its ``config.json`` describes it.
-
-Add here a kind of layer as a record. What it keeps, launches and sends is said in ``cost``.
-"""
+Add here a kind of layer as a record. What it keeps, launches and sends is said in ``cost``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """How a model is laid over GPUs, what one step of it does, and with which techniques.
-
-Add here a parallel axis, a kind of training, a technique, or what a step may consist of.
-"""
+Add here a parallel axis, a kind of training, a technique, or what a step may consist of."""
 
 from collections.abc import Mapping
 from dataclasses import field, fields
