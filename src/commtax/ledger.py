@@ -49,6 +49,8 @@ Window = (
 Via = Literal["", "custom", "hierarchical"]
 """How a collective runs: by the library's own algorithms, by kernels of the engine's own, or inside each host first."""
 NO_NOTE, NO_SOURCE = Note("", ""), Source("")
+FIGURES = ("fixed_s", "moving_s", "hidden_s", "flops", "window_s", "sigma", "launch_s")
+"""Fields of a line that are arrays in an array bill."""
 
 
 def pass_of(stage: Stage) -> str:
@@ -156,10 +158,6 @@ class Line:
         figures = {name: _item_at(getattr(self, name), index) for name in FIGURES}
         link, algorithm = (x if isinstance(x, str) else self.names[int(_item_at(x, index))] for x in (self.link, self.algorithm))
         return replace(self, item=replace(self.item, **counts), link=link, algorithm=algorithm, **figures)
-
-
-FIGURES = ("fixed_s", "moving_s", "hidden_s", "flops", "window_s", "sigma", "launch_s")
-"""Fields of a line that are arrays in an array bill."""
 
 
 class Windows:

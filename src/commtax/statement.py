@@ -54,8 +54,6 @@ def rule_of(error: ValueError) -> str:
 
 ALREADY_ON, OTHER_ENGINES, OTHER_CHIPS, OTHER_MODELS, UNSAID = "on", "engines", "chips", "models", "unsaid"
 """Kinds of refusals of techniques: on anyway, not in this engine, not for these chips or this model, or a figure is missing."""
-
-
 STRANGE, COSTLY = "not-understood", "may-cost"
 """Codes of notes on pasted words that are not understood, with which answers begin, and on those that have no price and may cost,
 with which answers begin that weigh settings or plans."""

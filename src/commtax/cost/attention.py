@@ -28,6 +28,8 @@ Attended = tuple[Number, Number, Number, int, Number, Number]
 """Shape of attention: batch, heads, KV heads, head size, length and past (see ``Kernel``)."""
 ACTIVATION_BYTES, NARROW_BYTES = 2.0, 1.0  # bf16 in, fp8 out
 SCORE_BYTES = 12  # of a selector's score in fp32, written once and read twice: to find the threshold, and what is above it
+CHAINED = 0.6
+"""Share of an absorbed product's fixed time that its neighbours hide: modules take so much less than their kernels alone."""
 
 
 def made_queries(s: KernelStep, a: Attention) -> Number:
@@ -78,17 +80,9 @@ def chosen_pairs(new: Number, past: Number, most: float, ratio: int = 1) -> Numb
 
 
 def _attend(
-    s: KernelStep,
-    form: Place,
-    tokens: Number,
-    count: int,
-    flops: Number,
-    nbytes: Number,
-    shape: Attended,
-    stored: float,
-    window: int,
+    s: KernelStep, form: Place, rows: Number, count: int, flops: Number, nbytes: Number, shape: Attended, stored: float, window: int
 ) -> Kernel:
-    """Build plain attention over this many tokens, or none without tokens. Some libraries run other kernels for prompts over a
+    """Build plain attention over this many rows, or none without any. Some libraries run other kernels for prompts over a
     narrow cache, and for decoding heads that each have their own keys."""
     narrow = form == "prefill" and s.plan.kv_dtype == "fp8"
     low = narrow and s.engine.kernels.prefill_fp8
@@ -97,7 +91,7 @@ def _attend(
         single = stored == WIDE_BYTES and bool(np.all(shape[1] == shape[2]))
         kind = SINGLE if single else WINDOWED if window else ""
     sizes = (0, 0, 0, "fp8" if low else s.plan.activations_dtype, stored, *shape)
-    runs = pick(np.asarray(tokens) > 0, count, 0)
+    runs = pick(np.asarray(rows) > 0, count, 0)
     name = f"{form} attention in the window" if window else f"{form} attention"
     plain = Kernel(name, form, runs, flops, nbytes, *sizes, part="attention", place=form)
     return replace(plain, stored=kind, shape=KernelContext(window))
@@ -206,8 +200,7 @@ def choose(
 ) -> Kernel:
     """Build prefill over the entries that each token selects (pairs in total, entries for one): ``group`` heads select together,
     and ``low`` multiplies a narrow cache as it is."""
-    seqs, new, _ = prompt_sizes(s)
-    heads, (pairs, entries) = a.num_heads / s.plan.tp, chosen
+    (seqs, new, _), heads, (pairs, entries) = prompt_sizes(s), a.num_heads / s.plan.tp, chosen
     together = heads if group is None else group
     runs, flops = pick(np.asarray(seqs) > 0, count, 0), 2.0 * pairs * heads * width
     nbytes = seqs * entries * entry * heads / together  # what one token chose, at the least
@@ -242,10 +235,6 @@ def _scan(
     return replace(plain, part="attention", place="decode" if form.endswith("decode") else "prefill")
 
 
-CHAINED = 0.6
-"""Share of an absorbed product's fixed time that its neighbours hide: modules take so much less than their kernels alone."""
-
-
 def latent_projections(s: KernelStep, a: Attention, count: int, absorbed: bool | None = None) -> Iterator[Kernel]:
     """Yield projections over latents. ``absorbed``: for prompts too, or where their tokens select (None)."""
     m = part_of_kind(a.latent)
@@ -270,8 +259,9 @@ def head_products(s: KernelStep, a: Attention, m: Latent, count: int, rows: Numb
     sizes = (m.nope_dim, made_queries(s, a)), (a.v_head_dim, a.num_heads / s.plan.tp)
     runs = pick(np.asarray(rows) > 0, count, 0)
     for place, (dim, heads) in zip(places, sizes, strict=True):
-        product = head_product(rows, heads, dim, m.kv_rank)
-        yield replace(product, what=f"absorbed {place} projection", count=runs, place=place, fused=CHAINED)
+        yield replace(
+            head_product(rows, heads, dim, m.kv_rank), what=f"absorbed {place} projection", count=runs, place=place, fused=CHAINED
+        )
 
 
 def head_product(rows: Number, heads: Number, dim: int, rank: int, stored: float = 2.0, hot: bool = False) -> Kernel:

@@ -149,20 +149,16 @@ def convolved_further(form: str, sequences: Number, tokens: Number, channels: Nu
     return Kernel("convolution", form, 1, 2.0 * taps * elements, nbytes, dtype="fp32", shape=shape)
 
 
-def delta_scanned(
-    form: str, sequences: Number, tokens: Number, key_heads: Number, heads: Number, key_dim: Number, dim: Number
-) -> Kernel:
+def delta_scanned(form: str, seqs: Number, tokens: Number, groups: Number, heads: Number, key_dim: Number, dim: Number) -> Kernel:
     """Build a delta rule over whole prompts in chunks of C tokens, ``heads`` states of K x V each (Yang et al. 2024, 2412.06464): a
     token and head cost 2 C (3 K + 2 V) FLOPs inside its chunk and 6 K V with the state."""
     each = 2 * CHUNK * (3 * key_dim + 2 * dim) + 6 * key_dim * dim
-    return _scanned(form, each, (sequences, tokens, key_heads, heads, key_dim, dim))
+    return _scanned(form, each, (seqs, tokens, groups, heads, key_dim, dim))
 
 
-def space_scanned(
-    form: str, sequences: Number, tokens: Number, groups: Number, heads: Number, state: Number, dim: Number
-) -> Kernel:
+def space_scanned(form: str, seqs: Number, tokens: Number, groups: Number, heads: Number, state: Number, dim: Number) -> Kernel:
     """Build a chunked state-space scan (Dao and Gu 2024, 2405.21060): 2 C (N + P) FLOPs inside, 4 N P with the state."""
-    return _scanned(form, 2 * CHUNK * (state + dim) + 4 * state * dim, (sequences, tokens, groups, heads, state, dim))
+    return _scanned(form, 2 * CHUNK * (state + dim) + 4 * state * dim, (seqs, tokens, groups, heads, state, dim))
 
 
 def _scanned(form: str, each_flops: Number, sizes: tuple[Number, Number, Number, Number, Number, Number]) -> Kernel:
@@ -172,9 +168,8 @@ def _scanned(form: str, each_flops: Number, sizes: tuple[Number, Number, Number,
     state_bytes = 2 * STATE_BYTES * sequences * heads * key_dim * dim
     between = 2 * ACTIVATION_BYTES * rows * heads * (2 * key_dim + 2 * dim + key_dim * dim / CHUNK)
     nbytes = ACTIVATION_BYTES * rows * 2 * (key_heads * key_dim + heads * dim) + state_bytes
-    return Kernel(
-        "scan", form, 1, rows * heads * each_flops, nbytes, shape=ChunkedScan(sequences, tokens, CHUNK, state_bytes, between)
-    )
+    shape = ChunkedScan(sequences, tokens, CHUNK, state_bytes, between)
+    return Kernel("scan", form, 1, rows * heads * each_flops, nbytes, shape=shape)
 
 
 def updated(form: str, sequences: Number, tokens: Number, elements: Number, moved_bytes: Number, cold: bool = True) -> Kernel:

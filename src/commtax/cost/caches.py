@@ -24,6 +24,9 @@ from commtax.spec.hardware import CacheCarrier
 SCALE_BYTES = 4  # of an fp32 scale: one for each 128 values of an fp8 latent, and one a key of a selector, which is fp8
 STATE_SCALE_GROUP = 64  # values of DeepSeek-V4's fp8 latent that share a scale of one byte
 COMPRESSOR_BYTES = 4  # of a value of an unfinished entry: fp32
+SHARED_LAYERS = 1.5  # kinds that differ by less than this are padded to the larger one instead of cut to the smaller
+PLAIN = StateHabits()  # of an engine whose file says nothing of states
+Kind = tuple[int, int, int, int, bool]
 
 
 def kv_bytes_per_token_layer(mixer: Mixer | None, tp: Number, kv_dtype: str) -> Number:
@@ -109,10 +112,6 @@ def kv_bytes_per_token(model: Model, plan: Plan) -> Number:
 def state_bytes_per_sequence(model: Model, plan: Plan) -> Number:
     """Return the state bytes of one sequence over all layers."""
     return sum((state_bytes_per_layer(model.blocks[i].mixer, plan.tp, plan) for i in model.layers), start=plan.tp * 0.0)
-
-
-SHARED_LAYERS = 1.5  # kinds that differ by less than this are padded to the larger one instead of cut to the smaller
-PLAIN = StateHabits()  # of an engine whose file says nothing of states
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +201,6 @@ def _whole_pool(model: Model, plan: Plan, layers: range, block_size: int, habits
         return replace(pool, share=habits.state_share, slots=habits.state_slots)
     beside = CacheGroup(block_size, states=np.ceil(nbytes * habits.state_slots / pool.bytes_per_block))
     return replace(pool, groups=(*pool.groups, beside))
-
-
-Kind = tuple[int, int, int, int, bool]
 
 
 def _kind(a: Attention) -> Kind:

@@ -23,6 +23,10 @@ from commtax.records import dataclass, replace
 from commtax.spec import Algorithm, Cluster, Condition, ExchangePath, Fabric, Link, Network, NetworkCurve, Number, Path, Protocol
 
 Parts = tuple[Number, Number]
+ROUND = ("all-gather", "reduce-scatter")  # collectives that go round all ranks, whatever domain they lie in
+RINGS = ("all-reduce", *ROUND)
+PAIRS = ("all-to-all", "send-recv")
+"""Messages from rank to rank: nothing is added, and no pipeline over levels of hosts has to fill."""
 
 
 def ring_factor(op: str, ranks: Number) -> Number:
@@ -193,12 +197,6 @@ def _first_applicable(paths: tuple[Path, ...], nbytes: Array, ranks: Number) -> 
     return latency, wire, taken
 
 
-ROUND = ("all-gather", "reduce-scatter")  # collectives that go round all ranks, whatever domain they lie in
-RINGS = ("all-reduce", *ROUND)
-PAIRS = ("all-to-all", "send-recv")
-"""Messages from rank to rank: nothing is added, and no pipeline over levels of hosts has to fill."""
-
-
 @dataclass(frozen=True, slots=True)
 class Crossing:
     """A group over several domains: ``nbytes`` is what each domain works on, ``nics_Bps`` what its NICs carry in one direction."""
@@ -289,13 +287,11 @@ def _choice(latency: Number, wire: Number, path: Number, inside: PathChoice) -> 
     return PathChoice(latency, wire, path, inside.seconds / np.maximum(latency + wire, 1e-12))
 
 
-def price(
-    op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster, fabric: Fabric, outside: Number = 1.0
-) -> PathChoice:
-    """Price a collective inside a fast domain, or over several through the hosts' NICs, which carry ``outside`` of its bytes."""
+def price(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster, fabric: Fabric, share: Number = 1.0) -> PathChoice:
+    """Price a collective inside a fast domain, or over several through the hosts' NICs, which carry ``share`` of its bytes."""
     if not holds_anywhere(where.crosses):
         return choose(fabric.paths[op], nbytes, ranks)
-    across = _across(op, nbytes, ranks, where, cluster, fabric, outside)
+    across = _across(op, nbytes, ranks, where, cluster, fabric, share)
     some = isinstance(where.crosses, np.ndarray)  # of many groups those inside a domain have another price
     return _choice_where(where.crosses, across, choose(fabric.paths[op], nbytes, ranks)) if some else across
 
@@ -322,8 +318,8 @@ def _across(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluste
 
 
 def _choice_where(condition: Condition, yes: PathChoice, no: PathChoice) -> PathChoice:
-    parts = ((yes.latency_s, no.latency_s), (yes.wire_s, no.wire_s), (yes.path, no.path), (yes.inside, no.inside))
-    return PathChoice(*(pick(condition, a, b) for a, b in parts))
+    names = ("latency_s", "wire_s", "path", "inside")
+    return PathChoice(*(pick(condition, getattr(yes, name), getattr(no, name)) for name in names))
 
 
 def for_experts(fabric: Fabric, experts: int, num_sms: int) -> Fabric:

@@ -71,7 +71,7 @@ def draft_step(t: PricingTerms, work: Workload) -> tuple[list[Kernel], list[Item
     d = t.drafter
     if d is None or d.model is None or work.rows_per_seq == 1:
         return [], []
-    each = ((kernel, p.count) for p in list(draft_passes(d, work)) for kernel in _pass_kernels(t, d, d.model, p))
+    each = ((kernel, p.count) for p in draft_passes(d, work) for kernel in _pass_kernels(t, d, d.model, p))
     kernels = [replace(k, what=f"draft {k.what}", count=k.count * count, stage="draft") for k, count in each]
     return kernels, draft_items(d, t.plan, work, t.engine, t.settings.ep_backend, t.settings.eager)
 

@@ -27,6 +27,16 @@ SECONDS: Mapping[str, str] = table("cost/forms.toml")["seconds"]
 RATES = {"link_Bps": "the link", "sm_Bps": "multiprocessors that copy"}  # constants that are rates: a time goes with their inverse
 DAMPED = ("tau",)  # seconds after which arithmetic slows down: they go with the arithmetic's own
 CACHE_SHARPNESS = 6  # of the step from a tensor that the cache keeps to one that it does not, as measured on L40S
+GROUPED_TILE_M = 32  # grouped products have few rows an expert, and smaller tiles
+TILE_M, TILE_N = 64, 128  # tensor-core tiles that m and n are padded to
+FULL_TILE = 256  # the serial loop over k slows with rows up to this many
+PACKED_LOGS = {f"pack{rows}": math.log(rows) for rows in (2, 3, 4, 6, 8, 12, 16, 32)}  # rows that ``pack`` may be given at
+QUANTISED_COLUMNS = 2048  # quantising a row takes as long as for this many columns at least
+HEAD_DIM, HEAD_OFFSET = 128.0, 150.0
+QUERY_TILE = 128.0  # queries of one block of a prompt
+PACKED_ROWS = (16.0, 64.0)  # rows up to which FlashInfer takes a smaller tile
+HEAD_SIZES = {size: math.log2(size) for size in (64, 128, 192, 256, 512)}
+"""Head sizes that a constant may be given at, and their logarithms: beyond 64, 128 and 256 where another kernel serves them."""
 
 
 def norm(p: float, *terms: Number) -> Number:
@@ -59,13 +69,6 @@ def equation_of(function: Callable[..., object]) -> str:
     """Return the sentence of a docstring that begins with "t =", in one line: equations stand there and nowhere else."""
     match = re.search(r"\bt = .*?(?=\.(?:\s|$))", " ".join((function.__doc__ or "").split()))
     return match[0].replace("``", "") if match else ""
-
-
-GROUPED_TILE_M = 32  # grouped products have few rows an expert, and smaller tiles
-TILE_M, TILE_N = 64, 128  # tensor-core tiles that m and n are padded to
-FULL_TILE = 256  # the serial loop over k slows with rows up to this many
-PACKED_LOGS = {f"pack{rows}": math.log(rows) for rows in (2, 3, 4, 6, 8, 12, 16, 32)}  # rows that ``pack`` may be given at
-QUANTISED_COLUMNS = 2048  # quantising a row takes as long as for this many columns at least
 
 
 def gemm(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
@@ -106,13 +109,6 @@ def _laid_out(rows: Number, c: Table) -> Number:
 def small(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:  # noqa: ARG001
     """Price an element-wise kernel, a fixed time and its bytes: t = t0 + bytes / (eb bandwidth) seconds."""
     return c["t0"], k.nbytes / (c["eb"] * bandwidth_Bps)
-
-
-HEAD_DIM, HEAD_OFFSET = 128.0, 150.0
-QUERY_TILE = 128.0  # queries of one block of a prompt
-PACKED_ROWS = (16.0, 64.0)  # rows up to which FlashInfer takes a smaller tile
-HEAD_SIZES = {size: math.log2(size) for size in (64, 128, 192, 256, 512)}
-"""Head sizes that a constant may be given at, and their logarithms: beyond 64, 128 and 256 where another kernel serves them."""
 
 
 def decode_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:

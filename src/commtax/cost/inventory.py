@@ -22,6 +22,11 @@ from commtax.spec import DTYPE_BYTES, Engine, Number, Plan
 from commtax.spec.model import Attention, Block, Compressed, DeltaNet, Experts, Extra, Indexer, Latent, Mlp, Model, Quant
 
 FIRST, LAST = -1, -2  # where a tensor lives that belongs to no layer: the first pipeline stage or the last
+ROOTS = ("model.", "language_model.model.", "model.language_model.", "backbone.")
+"""What checkpoints put before ``layers``, where a decoder stands alone or beside a vision tower."""
+EXPLICIT = ("head", "embedding")  # parts that are quantised only where a format names them: engines build them without
+EXPERTS = "mlp.experts.down_proj"  # a module of the routed experts: all of theirs are stored alike
+Formats = tuple[tuple[Quant, float], ...]  # formats with the share of a tensor's layers that each stores
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,13 +298,6 @@ def num_active_params(model: Model, embedding: bool = True) -> int:
     return total
 
 
-ROOTS = ("model.", "language_model.model.", "model.language_model.", "backbone.")
-"""What checkpoints put before ``layers``, where a decoder stands alone or beside a vision tower."""
-EXPLICIT = ("head", "embedding")  # parts that are quantised only where a format names them: engines build them without
-EXPERTS = "mlp.experts.down_proj"  # a module of the routed experts: all of theirs are stored alike
-Formats = tuple[tuple[Quant, float], ...]  # formats with the share of a tensor's layers that each stores
-
-
 @lru_cache(maxsize=4096)
 def formats(model: Model, tensor: Tensor, quant: Quant) -> Formats:
     """Return the formats of a tensor: of each layer the first that holds it. What is left of 1 stays as it is."""
@@ -400,11 +398,9 @@ def _layers_matching(model: Model, pattern: str, spelled: tuple[tuple[str, str],
 ROWWISE = "fp8-rowwise"
 """fp8 with a scale a row of either factor (torchao's recipe), which is cast anew for each of the three products."""
 SCALES: dict[str, tuple[tuple[int, int], float]] = {
+    **dict.fromkeys(("mxfp8", "mxfp4", "fp4"), ((1, 32), 1.0)),
     ROWWISE: ((1, 0), 4.0),
-    "mxfp8": ((1, 32), 1.0),
-    "mxfp4": ((1, 32), 1.0),
     "nvfp4": ((1, 16), 1.0),
-    "fp4": ((1, 32), 1.0),
     "int4": ((1, 128), 2.0),
 }
 """Values that share a scale, and its bytes: OCP Microscaling formats 1.0, NVFP4, GPTQ and AWQ groups; others one fp32 a tensor."""
@@ -545,12 +541,8 @@ def _most_moe_layers(model: Model, pp: int) -> int:
 
 def fullest_of(model: Model, plan: Plan) -> list[Number]:
     """Count the layers of each kind on a rank of the fullest stage, or of two stages where microbatches enter at both ends."""
-    both = pick(np.asarray(plan.pp) > 1, SCHEDULES[plan.schedule].directions, 1)
-
-    def times(where: int) -> Number:
-        return by_pp(plan.pp, lambda pp: _fullest_stage_layers(model, pp)[where])
-
-    return [times(where) * both for where in range(len(model.blocks))]
+    both, kinds = pick(np.asarray(plan.pp) > 1, SCHEDULES[plan.schedule].directions, 1), range(len(model.blocks))
+    return [by_pp(plan.pp, lambda pp, kind=kind: _fullest_stage_layers(model, pp)[kind]) * both for kind in kinds]
 
 
 def stage_params(model: Model, plan: Plan, engine: Engine) -> dict[str, Number]:

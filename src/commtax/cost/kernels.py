@@ -52,6 +52,16 @@ CLOCK_OF_POWER = 0.7
 of 500 W (``benchmarks/fit_fsdp.py``), transferred to other parts. A third would hold where voltage follows the clock; large
 products run near the lowest voltage already (1,450 of 1,980 MHz on an H200 at 690 W, benchmarks/h200), where power is nearly
 linear in the clock."""
+CACHED = ("latent", "absorbed", "sparse", "block", "compressed")
+"""What forms of attention begin with whose kernels tell by their arithmetic that a cache is narrow …"""
+ATTENDING = ("decode", "prefill")  # … and end with; a selector's keys are narrow whatever the cache is
+ATTENTION_PACES = {"decode": "pace_decoding", "prefill": "pace_prompting"}
+Factor = tuple[str, float]  # its name and its value
+TINY_STEP, ALONE = 1e-30, 1e-30
+MEMORY, ARITHMETIC = "memory", "arithmetic"
+CARRIERS = {MEMORY: "bytes at the memory's bandwidth", ARITHMETIC: "FLOPs at the arithmetic's peak", **SECONDS, **RATES}
+"""What time can come from, and in words."""
+NOTHING = 1e-13  # a share that rounding makes of nothing
 
 
 def seconds(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float = 1.0) -> Parts:
@@ -233,11 +243,6 @@ def power_clock(chip: Chip, table: Table) -> float:
     return float(min(1.0, (chip.tdp_w / usual * table.get("flops_per_s", peak) / peak) ** CLOCK_OF_POWER))
 
 
-CACHED = ("latent", "absorbed", "sparse", "block", "compressed")
-"""What forms of attention begin with whose kernels tell by their arithmetic that a cache is narrow …"""
-ATTENDING = ("decode", "prefill")  # … and end with; a selector's keys are narrow whatever the cache is
-
-
 def wide_twin(k: Kernel) -> Kernel | None:
     """Return the same kernel on weights or a cache of 16 bits, or None where it is of 16 bits, or neither is fp8."""
     first, _, last = k.form.partition("-")
@@ -258,10 +263,6 @@ def wide_twin(k: Kernel) -> Kernel | None:
         moved = k.nbytes * WIDE_BYTES / k.weight_bytes if k.form.startswith("experts") else k.nbytes  # routing moves activations
         return replace(wide, nbytes=moved, stored="bf16")
     return replace(wide, nbytes=WIDE_BYTES * k.nbytes) if first in CACHED and last in ATTENDING else None
-
-
-ATTENTION_PACES = {"decode": "pace_decoding", "prefill": "pace_prompting"}
-Factor = tuple[str, float]  # its name and its value
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,9 +290,7 @@ def applied_s(kernel: Kernel, chip: Chip, constants: KernelConstants, a: KernelF
     return fixed * a.slow_rank, moving * a.slow_rank
 
 
-def kernel_line(
-    kernel: Kernel, count: Number, times: tuple[Number, Number], sigma: Number, t: PricingTerms, stage: Stage = ""
-) -> Line:
+def kernel_line(kernel: Kernel, count: Number, times: Parts, sigma: Number, t: PricingTerms, stage: Stage = "") -> Line:
     form, flops = kernel.form, kernel.flops
     how = f"{form}, {pass_of(stage)}" if stage else form
     item = Item(kernel.what, "", how, kernel.nbytes, 1, count, "", None, form, kernel.part, kernel.place, stage)
@@ -341,13 +340,6 @@ def equation(form: str) -> str:
     't = t0 + bytes / (eb bandwidth) seconds'
     """
     return equation_of(CHIP_FORMS.get(form) or FORMS[form])
-
-
-TINY_STEP, ALONE = 1e-30, 1e-30
-MEMORY, ARITHMETIC = "memory", "arithmetic"
-CARRIERS = {MEMORY: "bytes at the memory's bandwidth", ARITHMETIC: "FLOPs at the arithmetic's peak", **SECONDS, **RATES}
-"""What time can come from, and in words."""
-NOTHING = 1e-13  # a share that rounding makes of nothing
 
 
 @dataclass(frozen=True, slots=True)

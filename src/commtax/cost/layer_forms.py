@@ -102,9 +102,7 @@ def _tile_rows(r: RoutedSizes, c: Table) -> Number:
 BACKENDS = ("", "_triton", "_cutlass", "_trtllm", "_marlin", "_wideep", "_context", "_generation")
 """Implementations: "" is what an engine usually runs, the others have constants of their own where they differ from it."""
 AROUND = frozenset(f"routing{tail}" for tail in BACKENDS)  # forms that stand for all launches around the experts of a layer
-ROUTED: dict[str, Form] = {
-    f"{name}{tail}": form for tail in BACKENDS for name, form in (("routing", routing), ("experts", experts))
-}
+ROUTED: dict[str, Form] = {f"{name}{end}": form for end in BACKENDS for name, form in (("routing", routing), ("experts", experts))}
 
 
 # Attention over what heads share.
@@ -372,9 +370,7 @@ def masked_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: flo
 
 
 EAGER: dict[str, Form] = {f"{module}-eager": eager_module for module in LAUNCHED}
-MEASURED: dict[str, Form] = (
-    {f"{module}-rest": rest for module in MODULES} | EAGER | {"masked": masked_attention, "latent-copy": rest}
-)
+MEASURED: dict[str, Form] = {f"{kind}-rest": rest for kind in MODULES} | EAGER | {"masked": masked_attention, "latent-copy": rest}
 
 
 COPY_SHARPNESS = 4.0  # of the turn from what multiprocessors copy to what the link carries

@@ -215,7 +215,7 @@ def training_memory(model: Model, plan: Plan, step: TrainStep, engine: Engine) -
     kept = activations(model, plan, step, engine) * microbatches_in_flight(model, plan)
     if plan.recompute == "full":  # layers are rebuilt one at a time: one's activations exist beside the kept inputs
         largest = max(model.blocks, key=lambda block: sum(_layer_bytes(block, model.hidden)))
-        kept = kept + rows * _activation_bytes_per_row(largest, model.hidden, plan, step, engine)
+        kept = kept + rows * _kept_bytes_per_row(largest, model.hidden, plan, step, engine)
     gradients = np.minimum(sum(trained) * grads, divided(trained, grads, 2) + _unreduced_share(plan) * sum(trained) * grads)
     optimizer = divided(trained, OPTIMIZER_BYTES - (4 if mastered else 0), 1)
     logits = pick(np.asarray(plan.pp) == 1, rows * padded_vocab(model, plan, engine) / plan.tp * LOGIT_BYTES, 0)
@@ -259,14 +259,11 @@ def activations(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> Nu
     the products where they are kept gathered. Full recomputation keeps a layer's input only."""
     rows = step.micro_batch * plan.share(step.seq)
     inputs = 2.0 * model.hidden / (plan.tp if plan.sequence_parallel else 1)
-    kept = (
-        inputs if plan.recompute == "full" else _activation_bytes_per_row(block, model.hidden, plan, step, engine)
-        for block in model.blocks
-    )
+    kept = (inputs if plan.recompute == "full" else _kept_bytes_per_row(b, model.hidden, plan, step, engine) for b in model.blocks)
     return sum((each * rows * model.layers.count(index) / plan.pp for index, each in enumerate(kept)), start=0.0)
 
 
-def _activation_bytes_per_row(block: Block, hidden: int, plan: Plan, step: TrainStep, engine: Engine) -> Number:
+def _kept_bytes_per_row(block: Block, hidden: int, plan: Plan, step: TrainStep, engine: Engine) -> Number:
     """Return the bytes a row keeps in one layer on one rank. The score matrix, where kept: softmax output, dropout mask and dropout
     output (2 + 1 + 2 a head and key)."""
     whole, split = _layer_bytes(block, hidden)

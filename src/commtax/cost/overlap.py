@@ -42,6 +42,7 @@ TILE = 128  # rows and columns of a product that one multiprocessor finishes tog
 TABLE = table("cost/overlap.toml")
 TURNS: Mapping[str, Mapping[str, list[Window]]] = TABLE["turns"]
 """What exchanges of halves run beside, one after the other: of two windows each serves one half's."""
+OUTPUTS = (("attention", "reduced"), ("feed-forward", "output"))  # part and place of sums that a norm follows
 
 
 # Which steps a technique changes.
@@ -326,9 +327,6 @@ def runs_fused(item: Item, t: PricingTerms) -> Condition:
 
 def _row_bytes(t: PricingTerms) -> float:
     return t.model.hidden * DTYPE_BYTES[t.plan.activations_dtype]
-
-
-OUTPUTS = (("attention", "reduced"), ("feed-forward", "output"))  # part and place of sums that a norm follows
 
 
 def fuse(items: list[Item], kernels: list[Kernel], t: PricingTerms) -> tuple[list[Item], list[Kernel]]:

@@ -227,6 +227,10 @@ def _zb_h_idle(p: Number, f: Number, b: Number, w: Number) -> Number:
     return (p - 1) * (f + late)
 
 
+def _zb_h2_idle(p: Number, f: Number, b: Number, w: Number) -> Number:
+    return _zb_h_idle(p, f, b, 2 * w)
+
+
 def _zb_v_idle(p: Number, _f: Number, b: Number, w: Number) -> Number:
     late: Number = np.maximum(b, 2 * (b - w))
     return (p - 1) * late
@@ -242,53 +246,23 @@ def _interleaved_peak(p: Number, m: Number, v: Number, i: Number) -> Number:
     return np.minimum(m * v, ahead + 1)
 
 
+_DIVIDED = (
+    "the number of stages must divide the number of microbatches",
+    lambda p, m, _v: m % p == 0,
+    lambda _p: "a multiple of pp",
+)
+_MANY = ("at least as many microbatches as stages are needed", lambda p, m, _v: m >= p, lambda p: f"at least {p}")
+_TWICE = ("at least 2p - 1 microbatches are needed", lambda p, m, _v: m >= 2 * p - 1, lambda p: f"at least {2 * p - 1}")
 # Longer forms are functions of their own: a type checker takes half a minute over them as arguments of this table.
 _SCHEDULES: tuple[Schedule, ...] = (
     Schedule("fill-drain", fill_drain, lambda p, f, _b, _w: (p - 1) * f, lambda p, m, _v, _i: m + 0 * p, backward=False),
     Schedule("gpipe", gpipe, _fill_and_drain, lambda p, m, _v, _i: m + 0 * p),
     Schedule("1f1b", one_f_one_b, _fill_and_drain, lambda p, m, _v, i: np.minimum(m, p - i)),
-    Schedule(
-        "interleaved",
-        interleaved_order,
-        _fill_and_drain,
-        _interleaved_peak,
-        "the number of stages must divide the number of microbatches",
-        lambda p, m, _v: m % p == 0,
-        lambda _p: "a multiple of pp",
-        chunks=0,
-    ),
+    Schedule("interleaved", interleaved_order, _fill_and_drain, _interleaved_peak, *_DIVIDED, chunks=0),
     # Qi et al. 2023. With F = B = W a rank of H2 and of V never idles between its own first and last operation.
-    Schedule(
-        "zb-h1",
-        zb_h1,
-        _zb_h_idle,
-        lambda p, m, _v, i: np.minimum(p - i, m),
-        "at least as many microbatches as stages are needed",
-        lambda p, m, _v: m >= p,
-        lambda p: f"at least {p}",
-        any_times=False,
-    ),
-    Schedule(
-        "zb-h2",
-        zb_h2,
-        lambda p, f, b, w: _zb_h_idle(p, f, b, 2 * w),
-        lambda p, m, _v, i: np.minimum(2 * (p - i) - 1, m),
-        "at least 2p - 1 microbatches are needed",
-        lambda p, m, _v: m >= 2 * p - 1,
-        lambda p: f"at least {2 * p - 1}",
-        any_times=False,
-    ),
-    Schedule(
-        "zb-v",
-        zb_v,
-        _zb_v_idle,
-        lambda p, m, _v, _i: 2 * np.minimum(p, m),
-        "at least 2p - 1 microbatches are needed",
-        lambda p, m, _v: m >= 2 * p - 1,
-        lambda p: f"at least {2 * p - 1}",
-        chunks=2,
-        any_times=False,
-    ),
+    Schedule("zb-h1", zb_h1, _zb_h_idle, lambda p, m, _v, i: np.minimum(p - i, m), *_MANY, any_times=False),
+    Schedule("zb-h2", zb_h2, _zb_h2_idle, lambda p, m, _v, i: np.minimum(2 * (p - i) - 1, m), *_TWICE, any_times=False),
+    Schedule("zb-v", zb_v, _zb_v_idle, lambda p, m, _v, _i: 2 * np.minimum(p, m), *_TWICE, chunks=2, any_times=False),
     Schedule(
         "dualpipe",
         dualpipe,

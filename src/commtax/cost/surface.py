@@ -31,6 +31,11 @@ BLEND = 1.5  # exponent by which work blends with the longest block: 1.07 to 1.5
 SAMPLES = (1, 2, 8, 32, 128, 512, 2048, 8192)
 ROOT2 = 2**0.5
 MOST_KEPT = 100_000  # prompts whose attention is remembered
+SCALED = (
+    *("alone", "mixed", "decode", "prompt", "among", "prompt_fixed_s"),
+    *("alone_comm", "mixed_comm", "sample_s", "launch_s", "mixed_launch_s"),
+)
+"""What of a table is seconds."""
 
 
 @dataclass(slots=True)
@@ -161,13 +166,6 @@ class Surface:
             self._slopes.append(np.diff(self.decode) / np.diff(self.contexts))
         self._pieces[seqs] = piece = self.decode[seqs].tolist(), self._slopes[0][seqs].tolist()
         return piece
-
-
-SCALED = (
-    *("alone", "mixed", "decode", "prompt", "among", "prompt_fixed_s"),
-    *("alone_comm", "mixed_comm", "sample_s", "launch_s", "mixed_launch_s"),
-)
-"""What of a table is seconds."""
 
 
 def _node_below(nodes: Sequence[float], value: float) -> tuple[int, float]:

@@ -25,6 +25,11 @@ NORM_BYTES = 2 * SUM_BYTES  # of a row: the sums of squares of query and key
 WIDE = 4  # from this tp on an engine may capture larger graphs
 FP8_SCALE_GROUP = 128  # one fp32 scale travels with each 128 fp8 values
 NVFP4_SCALE_GROUP = 16
+EXCHANGES: Mapping[Place, str] = MappingProxyType(
+    {"dispatch": "expert dispatch", "routing ids": "expert routing", "combine": "expert combine", "output": "expert output"}
+)
+"""What is moved for experts, for people."""
+ROUND_TRIP: tuple[Place, ...] = ("dispatch", "combine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,13 +170,6 @@ def _stages(payload: Number, plan: Plan, engine: Engine, model: Model) -> list[I
         Item("stage hand-off", "pp", "send-recv", sent, plan.pp * 0 + 2, cuts, part="stages"),
         tp_item("stage hand-off", "all-gather", payload, pick(scattered, cuts, 0), plan, "stages"),
     ]
-
-
-EXCHANGES: Mapping[Place, str] = MappingProxyType(
-    {"dispatch": "expert dispatch", "routing ids": "expert routing", "combine": "expert combine", "output": "expert output"}
-)
-"""What is moved for experts, for people."""
-ROUND_TRIP: tuple[Place, ...] = ("dispatch", "combine")
 
 
 def exchange_item(place: Place, axis: str, op: str, nbytes: Number, ranks: Number, count: Number, note: str = "") -> Item:

@@ -34,6 +34,8 @@ COLUMNS = ("qkv", "gate", "up")  # products whose inputs every tensor-parallel r
 INPUTS: Window = "column input gradients"
 WEIGHTS: Window = "column weight gradients"
 GRADIENTS = (INPUTS, WEIGHTS)
+_Passes = tuple[Number, Number, Number]
+"""Seconds of one microbatch in the layers of the fullest stage: forward, input gradients with recomputation, and weights'."""
 
 
 def training_bill(t: PricingTerms, step: TrainStep, tokens: Number) -> Bill:
@@ -204,10 +206,6 @@ def _coverable(item: Item, settings: WhatIf, engine: Engine, plan: Plan) -> Numb
     if waits or item.whole_axis not in settings.beside(engine):
         return 0.0
     return 1 - 1 / np.maximum(1, item.count) if item.whole_axis == "dp" else 1.0
-
-
-_Passes = tuple[Number, Number, Number]
-"""Seconds of one microbatch in the layers of the fullest stage: forward, input gradients with recomputation, and weights'."""
 
 
 def _seconds(lines: list[Line], m: Number, *stages: Stage) -> Number:
@@ -463,9 +461,7 @@ def _replicated_items(plan: Plan, params: Number, ranks: Number, part: Part, eng
     return [_gradient_sum(f"{whose}gradients", axis, "reduce-scatter", grads, ranks, pick(on, times, 0), part), gathered]
 
 
-def _sharded_items(
-    plan: Plan, unit: tuple[Number, Number], ranks: Number, units: Number, part: Part, gathers: Number
-) -> list[Item]:
+def _sharded_items(plan: Plan, unit: tuple[Number, Number], ranks: Number, units: Number, part: Part, often: Number) -> list[Item]:
     """List the sums of ZeRO 3 / FSDP: a unit's parameters are gathered for forward and again for backward, its gradients scattered.
     ``unit``: its parameters, and those of it that are trained. The last unit (head and final norm) stays gathered in between."""
     params, trained = unit
@@ -474,6 +470,6 @@ def _sharded_items(
     whose = {"": "layer", "experts": "expert"}.get(part, part)
     count = pick(on, units * _rounds(plan), 0)
     values, grads = params * DTYPE_BYTES[plan.activations_dtype], trained * DTYPE_BYTES[plan.grads_dtype]
-    gathered = Item(f"{whose} parameters", axis, "all-gather", values, ranks, count * gathers, part=part)
+    gathered = Item(f"{whose} parameters", axis, "all-gather", values, ranks, count * often, part=part)
     scattered = _gradient_sum(f"{whose} gradients", axis, "reduce-scatter", grads, ranks, pick(has, count, 0), part)
     return [replace(gathered, overlaps_with="both passes"), scattered]
