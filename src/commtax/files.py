@@ -351,8 +351,7 @@ def _named_failure(path: Named, what: str) -> Iterator[None]:
 
 @contextmanager
 def _open_regular(path: Named, what: str, most: int) -> Iterator[IO[bytes]]:
-    """Open a regular file without waiting, or as a file the bytes of a pipe that the shell connected (``/dev/stdin``,
-    ``<(command)``)."""
+    """Open a regular file without waiting, or as a file the bytes of a pipe that the shell connected (``<(command)``)."""
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except FileNotFoundError:

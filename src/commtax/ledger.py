@@ -23,11 +23,8 @@ from commtax.statement import Note, Source
 Z80 = 1.2816  # standard deviations to either side that hold 80 % of a normal distribution
 AXIS_OF = {"edp": "dp", "shard": "dp", "replica": "dp", "dcp": "tp"}  # groups that data and tensor parallelism are made of
 
-_Layers = (
-    Literal["attention", "projections", "router", "routing", "experts", "shared expert", "feed-forward", "norms"]
-    | Literal["adapters", "layers"]
-)
-Part = _Layers | Literal["", "tower", "embedding", "head", "loss", "stages", "update"]
+_Layers = Literal["attention", "projections", "router", "routing", "experts", "shared expert", "feed-forward", "norms"]
+Part = _Layers | Literal["", "adapters", "layers", "tower", "embedding", "head", "loss", "stages", "update"]
 """What of a model a kernel or a collective serves; ``layers``: both halves of a layer alike, ``stages``: what lies between them."""
 _First = Literal["down-projection", "qkv", "query", "rotary", "key", "decode", "prefill", "value", "output projection", "reduced"]
 _Second = Literal["router", "dispatch", "routing ids", "gate", "up", "routing", "activation", "down", "combine", "output"]
@@ -100,8 +97,7 @@ class Item:
 
     @property
     def sent_bytes_per_rank(self) -> Number:
-        """Return the bytes that one rank sends in a step at the least: all-reduce 2(n-1)/n of the tensor, send-recv all, others
-        (n-1)/n."""
+        """Bytes that one rank sends in a step at the least: all-reduce 2(n-1)/n of the tensor, send-recv all, others (n-1)/n."""
         ring = (self.ranks - 1) / self.ranks
         return {"all-reduce": 2 * ring, "send-recv": 1.0}.get(self.op, ring) * self.nbytes * self.count
 
@@ -280,7 +276,6 @@ class Bill:
 
 
 def _root_sum_square(parts: Iterable[Number]) -> Number:
-    """Return what independent errors add up to."""
     return np.sqrt(sum((p * p for p in parts), start=0.0))
 
 

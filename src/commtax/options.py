@@ -60,7 +60,6 @@ class Option:
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """Its flags."""
         return self.flags or (f"--{self.name.replace('_', '-')}",)
 
     @property
@@ -135,7 +134,6 @@ def _right_keyword(function: str, name: str) -> tuple[list[str], str]:
 
 
 def _functions() -> Mapping[str, Callable[..., object]]:
-    """Return the public functions by name, which only refusals need."""
     return {name: fetch(name) for names in HOMES.values() for name in names if name.islower()}
 
 

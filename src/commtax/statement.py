@@ -12,8 +12,7 @@ from commtax.redaction import redact
 
 
 class Refusal(ValueError):  # noqa: N818
-    """A question that cannot be answered: the rule that it breaks, in which argument, the nearest values that do not, and as
-    ``subject`` the option and its value."""
+    """A refused question: the rule that it breaks, in which argument, the nearest legal values, and the option as ``subject``."""
 
     def __init__(
         self, rule: str, argument: str = "", nearest: Sequence[float | str] = (), kind: str = "", subject: str = ""
@@ -68,8 +67,7 @@ class OptionValue(NamedTuple):
 
 
 class Note(str):
-    """A remark, a reason or a remedy, as a terminal prints it, with its code, and the figures to word it anew where ``words.py``
-    has it."""
+    """A remark, a reason or a remedy, as a terminal prints it, with its code, and figures to word it anew (``words.py``)."""
 
     __slots__ = ("code", "figures")
     code: str

@@ -38,7 +38,6 @@ from commtax.spec import DTYPE_BYTES, Attention, Compressed, DeltaNet, Mamba2, N
 
 
 def _compressed_projections(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
-    """Yield query, latent and compressor projections, and outputs through groups of heads."""
     m, h, heads, rows = part_of_kind(a.compressed), s.model.hidden, a.num_heads / s.plan.tp, s.rows
     low = m.q_rank + a.head_dim
     yield s.gemm("latent down-projection", "projections", "down-projection", count, rows, low, h, "attn.wq_a")
@@ -53,7 +52,6 @@ def _compressed_projections(s: KernelStep, a: Attention, count: int) -> Iterator
 
 
 def _compressed_selector(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
-    """Yield the kernels of a selector over compressed entries, which has a compressor of its own."""
     if (x := a.indexer) and x.own:
         m, h, rows = part_of_kind(a.compressed), s.model.hidden, s.rows
         yield s.gemm("selector queries", "projections", "", count, rows, x.num_heads * x.head_dim, m.q_rank, "attn.indexer.wq_b")
@@ -91,11 +89,9 @@ def _block_selector(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]
 
 
 def _block_decode(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
-    """Yield decode attention over the selected blocks of each KV head."""
     kv_heads, width = _kv_heads(s, a), a.head_dim + a.v_head_dim
     heads = a.num_heads / s.plan.tp / kv_heads * s.work.rows_per_seq
-    entries = np.minimum(visible_tokens(s), part_of_kind(a.indexer).top_k)
-    shape = Reading(s.work.decode_seqs * kv_heads, heads, entries, width)
+    shape = Reading(s.work.decode_seqs * kv_heads, heads, np.minimum(visible_tokens(s), part_of_kind(a.indexer).top_k), width)
     yield read(s, "block-decode", count, shape, width * DTYPE_BYTES[s.plan.kv_dtype], s.plan.kv_dtype)
 
 
@@ -152,8 +148,7 @@ def convolved_further(form: str, sequences: Number, tokens: Number, channels: Nu
 def delta_scanned(form: str, seqs: Number, tokens: Number, groups: Number, heads: Number, key_dim: Number, dim: Number) -> Kernel:
     """Build a delta rule over whole prompts in chunks of C tokens, ``heads`` states of K x V each (Yang et al. 2024, 2412.06464): a
     token and head cost 2 C (3 K + 2 V) FLOPs inside its chunk and 6 K V with the state."""
-    each = 2 * CHUNK * (3 * key_dim + 2 * dim) + 6 * key_dim * dim
-    return _scanned(form, each, (seqs, tokens, groups, heads, key_dim, dim))
+    return _scanned(form, 2 * CHUNK * (3 * key_dim + 2 * dim) + 6 * key_dim * dim, (seqs, tokens, groups, heads, key_dim, dim))
 
 
 def space_scanned(form: str, seqs: Number, tokens: Number, groups: Number, heads: Number, state: Number, dim: Number) -> Kernel:
@@ -202,18 +197,15 @@ def delta_kernels(s: KernelStep, m: DeltaNet, count: int) -> Iterator[Kernel]:
 
 
 def _delta_rule(s: KernelStep, m: DeltaNet, count: int) -> Iterator[Kernel]:
-    """Yield the convolution and state kernels of prompts and of decoding sequences."""
-    tp, kind = s.plan.tp, "kda" if m.decay_rank else "gdn"
+    tp, kind, (seqs, new) = s.plan.tp, "kda" if m.decay_rank else "gdn", _prompts(s)
     channels, heads = m.channels / tp, m.num_v_heads / tp
-    seqs, new = _prompts(s)
     apart = QKV_STREAMS if m.decay_rank else 1
     convolution = replace(convolved("conv", seqs, new, channels / apart, m.conv), count=apart)
     scan = delta_scanned(f"{kind}-scan", seqs, new, m.num_k_heads / tp, heads, m.k_dim, m.v_dim)
     yield from _placed("prefill", s.work.prefill_tokens, count, convolution, scan)
-    drafts = s.work.rows_per_seq
+    decoding, drafts = s.work.decode_seqs, s.work.rows_per_seq
     further = "conv-update" if not m.decay_rank else "kda-conv-verify" if drafts > 1 else "kda-conv-update"
     update = f"{kind}-{'verify' if m.decay_rank and drafts > 1 else 'update'}"
-    decoding = s.work.decode_seqs
     state = updated(update, decoding, drafts, heads * m.k_dim * m.v_dim, _moved_bytes(s, m))
     yield from _placed("decode", decoding, count, convolved_further(further, decoding, drafts, channels, m.conv), state)
 

@@ -241,8 +241,7 @@ def _raised_block(
     """Return the tokens of a block that holds the largest state, in whole multiples of what kernels take."""
     if not states:
         return size
-    latent = any(a.latent for a in cached)
-    grain = max(size, habits.state_block_multiple_latent if latent else habits.state_block_multiple)
+    grain = max(size, habits.state_block_multiple_latent if any(a.latent for a in cached) else habits.state_block_multiple)
     state: Number = np.max([state_bytes_per_layer(m, plan.tp, plan) * np.ones_like(per_token) for m in set(states)], axis=0)
     return np.maximum(1, np.ceil(state / (grain * per_token))) * grain
 

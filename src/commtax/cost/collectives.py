@@ -115,8 +115,7 @@ ALGORITHMS: dict[Algorithm, Callable[[Number, Number, Path], Parts]] = {
 def path_parts(path: Path, nbytes: Number, ranks: Number) -> Parts:
     """Price one path: its algorithm's seconds, with bytes as much slower as a group of this size makes them."""
     if path.mesh:  # a group of n has the links among its members
-        share = np.clip((ranks - 1) / (path.mesh - 1), 1 / (path.mesh - 1), 1)
-        path = replace(path, bandwidth_Bps=path.bandwidth_Bps * share)
+        path = replace(path, bandwidth_Bps=path.bandwidth_Bps * np.clip((ranks - 1) / (path.mesh - 1), 1 / (path.mesh - 1), 1))
     fixed, wire = ALGORITHMS[path.algorithm](nbytes, ranks, path)
     if path.contention:
         worlds, slower = zip(*path.contention, strict=True)
@@ -308,8 +307,7 @@ def _across(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluste
     share = np.minimum(1.0, inside_ranks / users)
     # In an all-to-all every rank of a host sends its own buffer; other collectives carry one tensor for the host.
     carried = nbytes * inside_ranks if op in ("all-to-all", "dispatch", "combine") else nbytes
-    domains = np.maximum(1, where.domains)
-    crossing = Crossing(op, carried * outside, ranks, inside_ranks, domains, total * share, cluster.inter)
+    crossing = Crossing(op, carried * outside, ranks, inside_ranks, np.maximum(1, where.domains), total * share, cluster.inter)
     across = cross_domains(crossing, inside, paths, fabric.network)
     if not fabric.network.curves:
         return across

@@ -95,8 +95,7 @@ def key_values(a: Attention) -> Number:
 
 
 def split_prompt_items(model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine) -> Iterator[Item]:
-    """Yield what cp ranks send that split prompts: each layer's keys, the last hidden states once, and rows for experts they
-    share."""
+    """Yield what cp ranks send that split prompts: each layer's keys, the last hidden states once, and rows for shared experts."""
     if not holds_anywhere(np.asarray(plan.cp) > 1):
         return
     act, tokens = DTYPE_BYTES[plan.activations_dtype], work.prefill_tokens

@@ -410,10 +410,8 @@ def share(split: str, model: Model, plan: Plan, engine: Engine, units: int = 1) 
     """Return the part of a tensor that one rank holds: 1/tp, of kv as long as there are ``units`` heads, 1/ep of experts and their
     copies (split over the ranks that share them), and 1/tp of the padded vocabulary."""
     tp = plan.tp
-    if split == "full":
+    if split == "full" or (split == "tower" and plan.tower == "data"):
         return tp * 0 + 1.0
-    if split == "tower":
-        return tp * 0 + 1.0 if plan.tower == "data" else 1.0 / tp
     if split == "kv":
         return 1.0 / np.minimum(tp, units)
     if split == "vocab":
@@ -546,8 +544,7 @@ def fullest_of(model: Model, plan: Plan) -> list[Number]:
 
 
 def stage_params(model: Model, plan: Plan, engine: Engine) -> dict[str, Number]:
-    """Count the parameters one rank of the fullest stage holds: of its layers, their experts, and embedding and head (and of two
-    stages where microbatches enter at both ends)."""
+    """Count the parameters of the fullest stage on one rank, by group (of two stages where microbatches enter at both ends)."""
     total: dict[str, Number] = {"layers": 0.0, "experts": 0.0, "ends": 0.0}
     alone = (np.asarray(plan.pp) == 1) | (SCHEDULES[plan.schedule].directions > 1)
     layers = fullest_of(model, plan)

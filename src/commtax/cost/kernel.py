@@ -95,8 +95,7 @@ class KernelStep:
         return self.engine.kernels.quantises and self.model.quant is None
 
     def gemm(self, what: str, part: Part, place: Place, count: Number, m: Number, n: Number, k: Number, name: str = "") -> Kernel:
-        """Return a matrix product with the weight as stored under ``name`` ("": in 16 bits), quantising activations for fp8 and fp4
-        arithmetic."""
+        """Return a matrix product with the weight as stored under ``name`` ("": in 16 bits), activations as its format needs."""
         narrowed = name and (self.model.quant or self.plan.weights_dtype)  # else all is stored in 16 or 32 bits
         quant = format_of(self.model, name, quantisation(self.model, self.plan)) if narrowed else None
         plain = self.plan.activations_dtype

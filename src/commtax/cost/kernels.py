@@ -166,8 +166,7 @@ def least_s(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Number:
 
 
 def peak(kernel: Kernel, chip: Chip, constants: KernelConstants) -> float:
-    """Return the datasheet's rate of the arithmetic that a kernel runs in: bf16's for 4-bit products without constants of their
-    own."""
+    """Return the datasheet's rate of the arithmetic that a kernel runs in: bf16's for 4-bit products that have no constants."""
     peaks = chip.flops_per_s
     plain = peaks.get("bf16") or peaks["fp16"]
     if kernel.form in ROUTED and constants.tables[table_of(kernel, constants)].get("as_fp8"):
@@ -187,8 +186,7 @@ def table_of(kernel: Kernel, constants: KernelConstants) -> str:
         return "gemm.fp8-static"
     if kernel.form in ROUTED:  # the implementation's, else of the usual one, or of the nearest format; both halves share tables
         form = kernel.form.replace("routing", "experts", 1)
-        kinds = (kernel.stored, *STAND_INS.get(kernel.stored, ()), "bf16")
-        for kind, one in product(kinds, (form, form.partition("_")[0])):
+        for kind, one in product((kernel.stored, *STAND_INS.get(kernel.stored, ()), "bf16"), (form, form.partition("_")[0])):
             if (name := f"{one}.{kind}") in constants.tables:
                 return name
     exact = f"{kernel.form}.{kernel.stored}"
@@ -235,8 +233,7 @@ def widen_sigma(sigma: float, source: Source) -> float:
 
 
 def power_clock(chip: Chip, table: Table) -> float:
-    """Return the clock that a part's watts per FLOP/s allow, over the measured chip's: at most 1, and 1 where a table names
-    none."""
+    """Return the clock that a part's watts per FLOP/s allow, over the measured chip's: at most 1, and 1 by default."""
     usual, peak = table.get("tdp_w", 0.0), chip.flops_per_s.get("bf16") or chip.flops_per_s.get("fp16", 0.0)
     if not (chip.tdp_w and usual and peak):
         return 1.0
@@ -315,8 +312,7 @@ def served_lines(kernels: list[Kernel], t: PricingTerms) -> list[Line]:
 
 
 def applied_in_serving(kernel: Kernel, t: PricingTerms) -> KernelFactors:
-    """Return what a served step multiplies onto a kernel: a lower clock, since the chip heats up, and the engine's rate in narrow
-    formats."""
+    """Return what a served step multiplies onto a kernel: the lower clock of a hot chip, the engine's rate in narrow formats."""
     table, pace = t.constants.tables["step.bf16"], pace_of(kernel)
     rates: list[Factor] = [("step.clock", table["clock"]), ("power_clock", power_clock(t.cluster.chip, table))]
     if rate := {"fp8": "fp8_rate", "nvfp4": "fp4_rate"}.get(kernel.dtype):

@@ -210,8 +210,7 @@ def head_product(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) 
     seconds.
     What a repeated measurement finds in the chip's cache moves at ``el`` times the memory's rate, up to ``kept`` bytes."""
     s: HeadProduct = k.shape
-    cold = k.nbytes + np.maximum(0.0, s.kept - c["kept"])
-    memory = cold / (c["eb"] * bandwidth_Bps) + s.kept / (c["el"] * bandwidth_Bps)
+    memory = (k.nbytes + np.maximum(0.0, s.kept - c["kept"])) / (c["eb"] * bandwidth_Bps) + s.kept / (c["el"] * bandwidth_Bps)
     compute = k.flops * np.maximum(1.0, c["tile"] / np.maximum(s.rows, 1.0)) / (c["ep"] * flops_per_s)
     p = c["p"]
     return c["t0"], (memory**p + compute**p + TINY) ** (1 / p) + c["tr"] * s.rows * s.heads
@@ -283,8 +282,7 @@ def convolution(k: Kernel, c: Table, chip: Chip, rate: float) -> Parts:
     vectorised = np.asarray(shape.tokens) >= VECTOR_TOKENS
     each_token_s = k.flops / (c["ep"] * vector_flops_per_s(chip) * rate)
     starts = each_token_s / shape.tokens * c.get("s0", 0.0) * (1 + c.get("few", 0.0) * ~vectorised)
-    fixed = c["t0"] * (1 + c.get("tv", 0.0) * vectorised)
-    return fixed, norm(c["p"], _memory_s(k.nbytes, 0.0, c, chip), each_token_s, starts)
+    return c["t0"] * (1 + c.get("tv", 0.0) * vectorised), norm(c["p"], _memory_s(k.nbytes, 0.0, c, chip), each_token_s, starts)
 
 
 def chunked_scan(k: Kernel, c: Table, chip: Chip, rate: float) -> Parts:

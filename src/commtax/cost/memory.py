@@ -104,8 +104,7 @@ def with_draft_layers(model: Model, d: Drafter | None) -> Model:
 
 
 def activation_bytes(model: Model, plan: Plan, engine: Engine, tokens: Number, seqs: Number, last_stage: bool = True) -> Number:
-    """Return the peak while ``tokens`` rows run (three hidden states beside the widest feed-forward), or while ``seqs`` rows of
-    logits are sampled, whichever is larger."""
+    """Return the larger peak: of ``tokens`` rows (three hidden states, the widest feed-forward) or ``seqs`` rows of logits."""
     act = DTYPE_BYTES[plan.activations_dtype]
     none: Number = 0.0
     widest = reduce(np.maximum, (_ffn_elements(b.ffn, model, plan, engine, tokens) for b in model.blocks if b.ffn), none)

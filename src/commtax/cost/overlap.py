@@ -147,12 +147,8 @@ def beside_routed(lines: list[Line], t: PricingTerms, rows: Number) -> list[Line
     left: Number = np.minimum(1.0, (together - routed.step_s) / np.maximum(shared.step_s, 1e-12))
     most = t.engine.overlaps.shared_rows
     left = pick(np.asarray(rows) > most, 1.0, left) if most else left
-    return [
-        replace(x, fixed_s=x.fixed_s * left, moving_s=x.moving_s * left)
-        if x.kind == "compute" and x.item.part == "shared expert"
-        else x
-        for x in lines
-    ]
+    hides = [x.kind == "compute" and x.item.part == "shared expert" for x in lines]
+    return [replace(x, fixed_s=x.fixed_s * left, moving_s=x.moving_s * left) if y else x for x, y in zip(lines, hides, strict=True)]
 
 
 def _kernels_of(lines: Iterable[Line], *parts: Part) -> Bill:

@@ -47,8 +47,7 @@ def holders(plan: Plan, engine: Engine) -> tuple[Number, Number]:
 
 def tokens_split(model: Model, plan: Plan, engine: Engine) -> Condition:
     """Check whether MoE layers work on tokens split over tp (vLLM's sequence-parallel MoE): shared experts are then whole."""
-    wide = (np.asarray(plan.ep) > plan.tp) & (np.asarray(plan.tp) > 1)
-    return wide & model.moe_sequence_parallel & engine.sends.ep_is_tp_dp
+    return ((np.asarray(plan.ep) > plan.tp) & (np.asarray(plan.tp) > 1)) & model.moe_sequence_parallel & engine.sends.ep_is_tp_dp
 
 
 def padded_vocab(model: Model, plan: Plan, engine: Engine) -> Number:
@@ -113,9 +112,7 @@ def used_of_domain(plan: Plan, cluster: Cluster, engine: Engine) -> Number:
             room = pick(fits, room, np.ceil(extent / np.ceil(extent / domain)))
     least = np.ceil(room / widest) * widest  # equal parts to the next whole group: 6 and 4 for 5 pairs, not 4, 4 and 2
     used = pick(least <= domain, least, np.maximum(room // widest, 1) * widest)
-    if cluster.num_gpus % domain:
-        return used
-    return pick(np.ceil(plan.num_gpus / used) <= cluster.num_gpus // domain, used, domain)
+    return used if cluster.num_gpus % domain else pick(np.ceil(plan.num_gpus / used) <= cluster.num_gpus // domain, used, domain)
 
 
 def _extent(axis: str, plan: Plan, engine: Engine) -> Number:

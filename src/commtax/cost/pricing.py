@@ -127,7 +127,6 @@ def _line_where(condition: Condition, yes: Line, no: Line) -> Line:
 
 
 def _sent_line(item: Item, pricer: Pricer, chosen: PathChoice, settings: WhatIf) -> Line:
-    """Return the line of one collective, whatever its group, on the links of one pricer."""
     fabric, op = pricer.priced_by(item)
     where = pricer.span(item.axis)
     names, inside = pricer.names(item), len(fabric.paths[op])
@@ -316,7 +315,6 @@ def step_lines(t: PricingTerms, work: Workload) -> list[Line]:
 
 
 def _batch_lines(t: PricingTerms, work: Workload) -> list[Line]:
-    """Return the lines of one batch, with what it runs beside its kernels."""
     whole = overlap.keeps_sequences(t, work)
     if not holds_anywhere(whole):
         return _batch_overlap(_plain_lines(t, work), t, work.rows)

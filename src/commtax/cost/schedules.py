@@ -79,8 +79,7 @@ def one_f_one_b(p: int, m: int, v: int) -> OperationOrder:
 
 
 def interleaved_order(p: int, m: int, v: int) -> OperationOrder:
-    """Order Megatron's interleaved 1F1B: groups of p microbatches pass chunk 0, then chunk 1, and so on, with 2 (p - i - 1) + (v -
-    1) p forwards ahead on rank i."""
+    """Order Megatron's interleaved 1F1B: p microbatches pass chunk 0, then chunk 1 …, 2 (p - i - 1) + (v - 1) p forwards ahead."""
     n = m * v
     forward: list[Op] = [("F", k // (p * v) * p + k % p, k // p % v) for k in range(n)]
     backward: list[Op] = [("B", j, v - 1 - chunk) for _, j, chunk in forward]

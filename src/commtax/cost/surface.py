@@ -175,7 +175,6 @@ def _node_below(nodes: Sequence[float], value: float) -> tuple[int, float]:
 
 
 def _interpolate_in(table: list[list[float]], across: tuple[int, float], down: tuple[int, float]) -> float:
-    """Interpolate between four neighbours of a table."""
     (i, x), (j, y) = across, down
     low, high = table[j], table[j + 1]
     return (1 - y) * (low[i] + x * (low[i + 1] - low[i])) + y * (high[i] + x * (high[i + 1] - high[i]))
@@ -248,8 +247,7 @@ def _decodes(priced: Callable[[Workload], _Priced], contexts: Array, most_seqs: 
     step = priced(Workload(decode_seqs=np.append(np.maximum(1, every), seqs), cached_tokens=np.append(every * 0, seqs * context)))
     rest, comm, attention = (_broadcast(seconds, every.size + seqs.size) for seconds in step[:3])
     columns = attention[every.size :].reshape(nodes.size, contexts.size)
-    decode = np.stack([np.interp(every, nodes, column) for column in columns.T], axis=-1)
-    return rest[: every.size], comm[: every.size], decode
+    return rest[: every.size], comm[: every.size], np.stack([np.interp(every, nodes, column) for column in columns.T], axis=-1)
 
 
 def _mixed_steps(

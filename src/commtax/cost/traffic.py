@@ -165,9 +165,8 @@ def _stages(payload: Number, plan: Plan, engine: Engine, model: Model) -> list[I
     alone = model.hyper or model.lookback or not model.residual_stream
     cuts = (plan.pp - 1) * (1 if alone else engine.sends.pp_tensors)
     scattered = engine.sends.pp_scatter & (np.asarray(plan.tp) > 1)
-    sent = payload / pick(scattered, plan.tp, 1)
     return [
-        Item("stage hand-off", "pp", "send-recv", sent, plan.pp * 0 + 2, cuts, part="stages"),
+        Item("stage hand-off", "pp", "send-recv", payload / pick(scattered, plan.tp, 1), plan.pp * 0 + 2, cuts, part="stages"),
         tp_item("stage hand-off", "all-gather", payload, pick(scattered, cuts, 0), plan, "stages"),
     ]
 
@@ -212,8 +211,7 @@ def _served_experts(model: Model, plan: Plan, rows: Number, how: tuple[str, str]
 
 
 def dispatched_bytes(plan: Plan, quant: Quant | None, dispatch_dtype: str = "") -> float:
-    """Return the bytes of one activation element on its way to an expert, scales included: as wanted, else as the experts'
-    arithmetic has it."""
+    """Return the bytes of one activation element on its way to an expert, scales included: as wanted, else as experts compute."""
     dtype = "" if quant is None or quant.weight_only else quant.activations or quant.dtype
     kind = dispatch_dtype or dtype
     if kind == "fp8":

@@ -40,8 +40,7 @@ def forward_kernels(
     each context-parallel rank sees half of the other ranks' keys."""
     local = plan.share(step.seq)
     rows = step.micro_batch * local
-    past = step.micro_batch * (step.seq - local) / 2
-    work = Workload(prefill_seqs=step.micro_batch, prefill_tokens=rows, past_tokens=past)
+    work = Workload(prefill_seqs=step.micro_batch, prefill_tokens=rows, past_tokens=step.micro_batch * (step.seq - local) / 2)
     share = layers / model.num_layers
     trained: list[Kernel] = []
     for kernel in layer_kernels(model, plan, work, rows, engine, training=True):

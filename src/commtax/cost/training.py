@@ -44,8 +44,7 @@ def training_bill(t: PricingTerms, step: TrainStep, tokens: Number) -> Bill:
     items = [_launched_item(i, t, head_share) for i in training_items(t.model, t.plan, step, t.engine, t.settings.ep_backend)]
     comm = comm_lines(items, Pricer(t), (scales(i, t.settings, t.engine) for i in items))
     m = t.plan.microbatches
-    inputs = _seconds(layers, m, "backward", "recompute")
-    each = _seconds(layers, m, "forward"), inputs, _seconds(layers, m, "weight-gradient")
+    each = _seconds(layers, m, "forward"), _seconds(layers, m, "backward", "recompute"), _seconds(layers, m, "weight-gradient")
     free = _windows(layers, ends, each, t)
     comm = [free.hide(x, _coverable(x.item, t.settings, t.engine, t.plan)) if x.item.is_sent else x for x in comm]
     lines = (*layers, *ends, _bubble(comm, each, t.model, t.plan), *_host(layers, comm, t), *comm)
@@ -67,8 +66,7 @@ def _host(layers: list[Line], comm: list[Line], t: PricingTerms) -> list[Line]:
     times = num_moe_layers(t.model, t.plan) * t.plan.microbatches
     each = mixes.layer_host_s + mixes.expert_host_s * t.model.experts.num_experts / t.plan.ep
     busy_s = _total(layers) + sum((x.exposed_s for x in comm if x.item.whole_axis not in BETWEEN), start=0.0)
-    waits = np.maximum(mixes.sync_s * times, each * times - busy_s)
-    return [*lines, _host_line("launches of experts", waits, "layer_host_s", t)]
+    return [*lines, _host_line("launches of experts", np.maximum(mixes.sync_s * times, each * times - busy_s), "layer_host_s", t)]
 
 
 def _host_line(what: str, waits: Number, field: str, t: PricingTerms) -> Line:
@@ -114,10 +112,9 @@ class Kernels:
         self.power: Factor = ("power_clock", power_clock(self.chip, table))
         # Hours of dense products draw the clock down, in each number format by its own share of single kernels' rates: from its own
         # runs, or from those whose casts are fused.
-        tables = ((kind, self.constants.tables.get(f"train.{kind}")) for kind in ("bf16", *train_kernels.CAST_BYTES))
         self.clocks: dict[str, Factor] = {
             kind: ("train.share", c["share"] * table.get("fused", 1.0)) if "share" in c else ("train.clock", c["clock"])
-            for kind, c in tables
+            for kind, c in ((kind, self.constants.tables.get(f"train.{kind}")) for kind in ("bf16", *train_kernels.CAST_BYTES))
             if c
         }
         self.least = t.engine.host.launch_s if t.settings.eager else 0.0
@@ -209,7 +206,6 @@ def _coverable(item: Item, settings: WhatIf, engine: Engine, plan: Plan) -> Numb
 
 
 def _seconds(lines: list[Line], m: Number, *stages: Stage) -> Number:
-    """Return the seconds of one microbatch in these stages."""
     return _total([x for x in lines if x.item.stage in stages]) / m
 
 
@@ -220,7 +216,6 @@ def _columns_s(layers: list[Line], stage: Stage) -> Number:
 
 
 def _windows(layers: list[Line], ends: list[Line], each: _Passes, t: PricingTerms) -> Windows:
-    """Return what collectives of a training step may run beside."""
     m, plan, trains = t.plan.microbatches, t.plan, t.engine.trains
     forward = each[0] + _seconds(ends, m, "forward")
     backward = each[1] + each[2] + _seconds(ends, m, "backward", "weight-gradient")
@@ -438,7 +433,6 @@ def _rounds(plan: Plan) -> Number:
 def _gradient_sum(
     what: str, axis: str, op: str, nbytes: Number, ranks: Number, count: Number, part: Part = "", note: str = ""
 ) -> Item:
-    """Return a sum of gradients over ranks that hold the same parameters."""
     return Item(what, axis, op, nbytes, ranks, count, note, part=part, stage="backward", overlaps_with="backward")
 
 
