@@ -1,8 +1,4 @@
-"""Tables as TOML text that a person enjoys reading: the standard library reads TOML, and writes none.
-
-Values stand first, then tables under their headers, indented by depth. A table of values inside another one stays on one line
-where it fits.
-"""
+"""Tables as TOML text that a person enjoys reading: the standard library reads TOML, and writes none."""
 
 import json
 import re

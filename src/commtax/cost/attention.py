@@ -259,9 +259,8 @@ def head_products(s: KernelStep, a: Attention, m: Latent, count: int, rows: Numb
     sizes = (m.nope_dim, made_queries(s, a)), (a.v_head_dim, a.num_heads / s.plan.tp)
     runs = pick(np.asarray(rows) > 0, count, 0)
     for place, (dim, heads) in zip(places, sizes, strict=True):
-        yield replace(
-            head_product(rows, heads, dim, m.kv_rank), what=f"absorbed {place} projection", count=runs, place=place, fused=CHAINED
-        )
+        product = head_product(rows, heads, dim, m.kv_rank)
+        yield replace(product, what=f"absorbed {place} projection", count=runs, place=place, fused=CHAINED)
 
 
 def head_product(rows: Number, heads: Number, dim: int, rank: int, stored: float = 2.0, hot: bool = False) -> Kernel:

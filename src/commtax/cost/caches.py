@@ -5,7 +5,6 @@ kind are cut into groups of equal size, each with a table of blocks of its own. 
 attention, a few from groups with a window, and whole states from groups of recurrent layers, whose blocks are raised so that one
 holds a state. SGLang: states lie in a pool of their own that gets a fixed share of the memory. Others: states are counted in bytes
 beside the blocks.
-Behind them: caches in motion, the pieces that they travel in, what hides behind computing, what loading takes.
 Change here how many bytes a token or a state takes, and how an engine lays them in blocks.
 """
 

@@ -249,8 +249,7 @@ def prompts_ahead(
     run before decoding: those that ended with the one before it, and half of those that ended a step earlier, whose prompts are
     next; where all end together, half of all others and of those that share a step, since no prompt is done before its step. The
     first R requests of a benchmark arrive at once and are computed in turn, as many a step as fit."""
-    others = seqs - 1
-    dense = _arrivals_per_decision(load, seqs, stages, engine)
+    others, dense = seqs - 1, _arrivals_per_decision(load, seqs, stages, engine)
     each = prompt_tokens(load, seqs, room, engine, stages) / load.computed
     if engine.serves.chunks_follow:  # a prompt's chunks lie in as many batches at once, and hold others up once for all of them
         each = each * np.clip(load.computed / room, 1, stages)

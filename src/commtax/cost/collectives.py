@@ -5,8 +5,7 @@ The constants come from ``Path`` records, which are data.
 
 A group over several domains has a stage inside each, and what crosses the NICs between them. NCCL packs that in one of three ways,
 and so does the price: small tensors at once with a flag beside each word (LL), in lines of 128 bytes (LL128), or in a pipeline of
-long messages that takes time to fill (Simple). Constants are ``Protocol`` records and those of the network's ``Link``. What a
-machine's own collectives took over these constants is read between measured sizes and ranks (``NetworkCurve``).
+long messages that takes time to fill (Simple).
 Change an algorithm's equation here; constants are in ``catalog/libraries``.
 """
 

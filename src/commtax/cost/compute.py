@@ -1,8 +1,7 @@
 """The kernels of one step on one rank: shapes, FLOPs and bytes of every operation, for any mix of decode and prefill.
 
 A step is a list of ``Kernel``s with the shapes that decide their time; ``kernels.py`` turns shapes into seconds. Layers of
-one kind share their kernels, so the list stays short whatever the depth. Behind the layers: encoders (vision and audio towers,
-whose tokens all see each other), and the routed part of a mixture of experts: how many experts tokens choose, and the busiest rank.
+one kind share their kernels, so the list stays short whatever the depth.
 Change here which kernels a step launches, and their FLOPs and bytes.
 """
 
@@ -215,8 +214,7 @@ def routed_experts(s: KernelStep, f: Experts, count: int) -> Iterator[Kernel]:
 def _sizes(s: KernelStep, f: Experts) -> RoutedSizes:
     """Return the sizes of the routed part: across replicas a rank works on the tokens of the whole group that chose its experts."""
     plan, popularity, ranks = s.plan, s.engine.kernels.popularity, expert_ranks(s.plan, s.engine)
-    tokens = s.rows * ranks.reach
-    slots = f.num_experts + plan.redundant
+    tokens, slots = s.rows * ranks.reach, f.num_experts + plan.redundant
     active = busiest_active(f, tokens, plan.ep, popularity) * slots / f.num_experts
     placing = Placing.of(s.engine, plan, s.balanced)
     load = np.minimum(plan.ep, s.imbalance) if s.imbalance else busiest_rank(f, tokens, plan.ep, placing)
@@ -274,8 +272,7 @@ def chosen_experts(moe: Experts, tokens: Number, popularity: float) -> Number:
     >>> round(float(chosen_experts(Experts(128, 8, 1), 1, 0.7)), 1), round(float(chosen_experts(Experts(128, 8, 1), 16, np.inf)), 1)
     (8.0, 82.4)
     """
-    further = np.maximum(0.0, tokens - 1)
-    share = moe.top_k / moe.num_experts
+    further, share = np.maximum(0.0, tokens - 1), moe.top_k / moe.num_experts
     cold = (1 + further * share / popularity) ** -popularity if np.isfinite(popularity) else (1 - share) ** further
     return moe.num_experts - (moe.num_experts - moe.top_k) * cold
 

@@ -1,9 +1,7 @@
 """The tensors of a model, named and shaped as common checkpoints have them, with how ranks share each and how each is stored.
 
 One inventory answers for parameter counts, weights per rank, and what tensor parallelism must add up again. Names
-follow the common checkpoint spelling, with ``N`` for a layer's number; shapes are (out, in), experts first. The format that a
-checkpoint stores each in: patterns of its own spelling against these names. Last, the part of each tensor that one rank holds, and
-the bytes that it is stored in.
+follow the common checkpoint spelling, with ``N`` for a layer's number; shapes are (out, in), experts first.
 """
 
 import math
@@ -539,8 +537,12 @@ def _most_moe_layers(model: Model, pp: int) -> int:
 
 def fullest_of(model: Model, plan: Plan) -> list[Number]:
     """Count the layers of each kind on a rank of the fullest stage, or of two stages where microbatches enter at both ends."""
-    both, kinds = pick(np.asarray(plan.pp) > 1, SCHEDULES[plan.schedule].directions, 1), range(len(model.blocks))
-    return [by_pp(plan.pp, lambda pp, kind=kind: _fullest_stage_layers(model, pp)[kind]) * both for kind in kinds]
+    both = pick(np.asarray(plan.pp) > 1, SCHEDULES[plan.schedule].directions, 1)
+
+    def times(where: int) -> Number:
+        return by_pp(plan.pp, lambda pp: _fullest_stage_layers(model, pp)[where]) * both
+
+    return [times(where) for where in range(len(model.blocks))]
 
 
 def stage_params(model: Model, plan: Plan, engine: Engine) -> dict[str, Number]:

@@ -1,15 +1,11 @@
 """Seconds of kernels of particular layers: routed experts, latent and sparse attention, linear attention, and measured modules.
 
-Each section has the sizes that a kernel's ``shape`` holds and the forms that price it; at the end stand the tables of all forms.
+Records are the sizes that a kernel's ``shape`` holds, functions the forms that price it; at the end stand the tables of all forms.
 
 Attention over what heads share: entries have one width for all heads of a group, so a kernel reads each once for many heads and is
 often bound by arithmetic. Linear attention and other streams of activations: inputs were written by the kernel before and often lie
 in the chip's cache, so memory is charged what the cache does not keep; what surely comes from memory (states of many sequences) is
 ``cold_bytes``. Many of them are bound by the multiprocessors' instructions, which scale from chip to chip as plain fp32 arithmetic.
-
-Modules and exchanges that tables time whole: a measured module takes more than its products and attention, element-wise kernels and
-the host that launches them, where a step pays its own small kernels and an engine's host time. An exchange carries tokens to the
-ranks of their experts and back.
 """
 
 import numpy as np
@@ -27,6 +23,7 @@ BLOCKS = 140.0  # that run side by side on a chip: 108 to 152 multiprocessors on
 LEAST_TILE = 8.0  # rows of the smallest tile …
 FEW_TILE = 16.0  # … and of the one that kernels with two settings take for few tokens
 HALF = 0.5  # of an expert's last tile is empty on average
+VECTOR_TOKENS = 8  # tokens that a convolution loads at a time: shorter sequences take another path
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +75,7 @@ def experts(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Pa
     there are, and ``tb`` for each block: experts cut into narrow slices have more and shorter ones than experts that lie whole
     on ranks. A cached weight costs ``ec`` of one from memory."""
     r: RoutedSizes = k.shape
-    tile = _tile_rows(r, c)
-    inner = c["tile_n"] * np.ceil(r.inner / c["tile_n"])
+    tile, inner = _tile_rows(r, c), c["tile_n"] * np.ceil(r.inner / c["tile_n"])
     weights = r.weights * inner / np.maximum(r.inner, TINY)
     rows = np.maximum(r.active * tile, r.copies + HALF * (tile - 1) * r.active)
     read = (r.active * weights * k.weight_bytes - (1 - c["ec"]) * r.cached_bytes) / (c["eb"] * bandwidth_Bps)
@@ -103,9 +99,6 @@ BACKENDS = ("", "_triton", "_cutlass", "_trtllm", "_marlin", "_wideep", "_contex
 """Implementations: "" is what an engine usually runs, the others have constants of their own where they differ from it."""
 AROUND = frozenset(f"routing{tail}" for tail in BACKENDS)  # forms that stand for all launches around the experts of a layer
 ROUTED: dict[str, Form] = {f"{name}{end}": form for end in BACKENDS for name, form in (("routing", routing), ("experts", experts))}
-
-
-# Attention over what heads share.
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,11 +223,6 @@ LATENT_FORMS: dict[str, Form] = {
 }
 
 
-# Linear attention.
-
-VECTOR_TOKENS = 8  # tokens that a convolution loads at a time: shorter sequences take another path
-
-
 @dataclass(frozen=True, slots=True)
 class MemoryPass:
     """A pass over ``nbytes``: ``steps`` in turn that no width shortens, ``blocks`` that each cost a start."""
@@ -301,8 +289,7 @@ def encoder_attention(k: Kernel, c: Table, chip: Chip, rate: float) -> Parts:
     """Price bidirectional attention of images or frames: t = t0 + [ compute^p + memory^p + longest^p ]^(1/p) seconds.
     Queries come in tiles of 128 (``tile``), keys cost ``s0`` more than there are, heads are padded to whole multiples of ``pad``,
     and tensor cores attain ``ep64`` with heads of 64 and ``ep`` with larger ones; longest = tl keys."""
-    padded = c["pad"] * np.ceil(k.head_dim / c["pad"])
-    tile = c.get("tile", QUERY_TILE)
+    padded, tile = c["pad"] * np.ceil(k.head_dim / c["pad"]), c.get("tile", QUERY_TILE)
     share = np.where(k.head_dim <= 64, c["ep64"], c["ep"])
     peak = (chip.flops_per_s.get("bf16") or chip.flops_per_s["fp16"]) * rate
     compute = 4.0 * k.batch * k.heads * tile * np.ceil(k.length / tile) * (k.length + c["s0"]) * padded / (share * peak)
@@ -324,8 +311,6 @@ CHIP_FORMS: dict[str, ChipForm] = {
     "encoder": encoder_attention,
 }
 
-
-# Modules and exchanges as tables time them.
 
 MODULES = tuple(f"{kind}-{phase}" for kind in ("mla", "dsa", "msa", "csa", "hca") for phase in ("context", "generation"))
 LAUNCHED = (*MODULES, "dsa-dense", "dsa-skip", "gemm")

@@ -45,9 +45,6 @@ TURNS: Mapping[str, Mapping[str, list[Window]]] = TABLE["turns"]
 OUTPUTS = (("attention", "reduced"), ("feed-forward", "output"))  # part and place of sums that a norm follows
 
 
-# Which steps a technique changes.
-
-
 def exchange_of(t: PricingTerms) -> Fabric | None:
     """Return the dedicated kernels that carry tokens to experts, or None where the library's collectives do."""
     return t.fabric.exchanges.get(t.settings.ep_backend.replace("_", "-"))
@@ -80,9 +77,6 @@ def keeps_sequences(t: PricingTerms, work: Workload) -> Condition:
     return few if np.ndim(few) else bool(few)
 
 
-# What it makes of the lines.
-
-
 def either(condition: Condition, yes: Sequence[Line], no: Sequence[Line]) -> list[Line]:
     """Join the lines of steps where a condition holds with those of the others, where what a step does not run has count 0."""
     if not np.ndim(condition):
@@ -97,8 +91,7 @@ def _often(line: Line, times: Number) -> Line:
 
 def both_halves(half: Sequence[Line], whole: Sequence[Line], t: PricingTerms, work: Workload) -> list[Line]:
     """List the layers of either half, once what is no layer, and exchanges with what they run beside."""
-    prompts = np.asarray(work.prefill_tokens) > 0
-    schedules = t.engine.overlaps
+    prompts, schedules = np.asarray(work.prefill_tokens) > 0, t.engine.overlaps
     if np.all(prompts) or not np.any(prompts) or schedules.halves == schedules.prompt_halves:
         return _in_turns(half, whole, schedules.prompt_halves if np.any(prompts) else schedules.halves)
     return either(prompts, _in_turns(half, whole, schedules.prompt_halves), _in_turns(half, whole, schedules.halves))
@@ -192,15 +185,11 @@ def _cut(line: Line, t: PricingTerms) -> Line:
     """Cut a product into as many pieces as ranks, each of which reads all weights."""
     kernel = line.priced_from
     assert isinstance(kernel, Kernel)
-    pieces = t.plan.tp
-    weights = kernel.n * kernel.k * kernel.weight_bytes
+    pieces, weights = t.plan.tp, kernel.n * kernel.k * kernel.weight_bytes
     nbytes = weights + np.maximum(0.0, kernel.nbytes - weights) / pieces
     piece = replace(kernel, count=kernel.count * pieces, m=kernel.m / pieces, flops=kernel.flops / pieces, nbytes=nbytes)
     (cut,) = served_lines([piece], t)
     return cut
-
-
-# What may hide, and behind what.
 
 
 def exposed(lines: Sequence[Line], t: PricingTerms) -> tuple[Line, ...]:

@@ -1,6 +1,4 @@
 """What kernels and collectives of a step cost, as lines of a bill: the choice of a path, its seconds, their source and range.
-
-At the end the lines of an inference step, its kernels, its collectives and the host, become its bill.
 Change here how lines become a step, what the host adds, and how sure a collective's price is.
 """
 
@@ -305,8 +303,7 @@ def step_lines(t: PricingTerms, work: Workload) -> list[Line]:
     """Return kernels, the wait for the host, and collectives of one step, before ``expose_lines`` hides any of them."""
     if t.techniques is NO_TECHNIQUES:
         return _plain_lines(t, work)
-    lines = _batch_lines(t, work)
-    halved = overlap.is_halved(t, work)
+    lines, halved = _batch_lines(t, work), overlap.is_halved(t, work)
     if not holds_anywhere(halved):
         return lines
     both = overlap.both_halves(_batch_lines(t, overlap.half_of(work)), lines, t, work)
@@ -347,8 +344,7 @@ def _plain_lines(t: PricingTerms, work: Workload) -> list[Line]:
 
         drafted, sent = draft_step(t, work)
         items, made = [*items, *sent], [*made, *drafted]
-    kernels = served_lines(made, t)
-    comm = comm_lines(items, Pricer(t), repeat(ran))
+    kernels, comm = served_lines(made, t), comm_lines(items, Pricer(t), repeat(ran))
     lines = [*kernels, host_line([*kernels, *comm], work, t), *comm]
     if (pace := t.engine.paces.pace_prompt_steps) == 1:
         return lines

@@ -3,9 +3,6 @@
 A schedule is one function that orders each rank's operations and one entry in the table behind them, with what algebra says of
 it for equal stages. An operation is (kind, microbatch, chunk): F forward, B input gradient, W weight gradient, and their seconds
 in closed forms; a backward whose W does not appear on its rank is not split and takes B + W.
-
-Where a rank has several chunks (virtual stages), a microbatch passes chunk 0 of every rank, then chunk 1 of every rank, and so
-on: which layers each holds, and how many of their activations a rank keeps, stands behind the table.
 """
 
 from bisect import bisect_left

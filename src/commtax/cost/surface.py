@@ -7,7 +7,6 @@ Its tables are made of whole priced steps, each with and without the lines that 
 
 ``rest`` is a step that only knows how many rows pass and how many of them need logits, and attention is what it is longer by.
 Between its nodes a table is linear; nodes are as dense as tiles and captured graphs make the price step.
-A step of several prompts pays the fixed time of their attention once, the work of each, and waits for the longest.
 """
 
 from bisect import bisect_right
@@ -211,6 +210,7 @@ def surface(terms: PricingTerms, most_rows: int, most_seqs: int, most_tokens: in
     # Mean contexts that are priced: finer than octaves, and where a window or a selector cuts
     cuts = [*terms.model.windows, *(a.indexer.top_k for a in terms.model.attentions if a.indexer)]
     contexts: Array = unique_values([0.0, *_geometric(max(most_tokens, 2)), *(float(c) for c in cuts if 0 < c < most_tokens)])
+    # Each table is one bill over all of its nodes: a bill's lines cost more than their numbers.
     alone, alone_comm, decode = _decodes(priced, contexts, most_seqs)
     samples, mixed, mixed_comm = _mixed_steps(priced, most_rows, most_seqs, 1 + drafts)
     new, past = _geometric(most_rows), np.concatenate([[0.0], _geometric(most_tokens)])
@@ -234,9 +234,6 @@ def surface(terms: PricingTerms, most_rows: int, most_seqs: int, most_tokens: in
         rows_per_seq=1 + drafts,
         per_step=terms.techniques.per_step,
     )
-
-
-# Each table is one bill over all of its nodes: a bill's lines cost more than their numbers.
 
 
 def _decodes(priced: Callable[[Workload], _Priced], contexts: Array, most_seqs: int) -> tuple[Array, Array, Array]:

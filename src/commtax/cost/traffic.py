@@ -183,8 +183,7 @@ def _served_experts(model: Model, plan: Plan, rows: Number, how: tuple[str, str]
     if moe is None or not np.any(count):
         ops = ("all-gather", "all-gather", "reduce-scatter", "all-gather")
         return [exchange_item(place, "ep", op, 0.0, 1, 0) for place, op in zip(EXCHANGES, ops, strict=True)]
-    sent = pick(split, np.ceil(rows / plan.tp), rows)
-    width = moe.latent or model.hidden
+    sent, width = pick(split, np.ceil(rows / plan.tp), rows), moe.latent or model.hidden
     out = width * dispatched_bytes(plan, format_of(model, EXPERTS, quantisation(model, plan)), dispatch_dtype)
     back = width * DTYPE_BYTES[plan.activations_dtype]
     again = pick(split & (np.asarray(plan.tp) > 1), count, 0)

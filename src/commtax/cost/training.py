@@ -3,9 +3,8 @@
 step = m (forward + backward + recomputation + exposed communication of a microbatch) + bubble + what is exposed once a
 step (gradients, parameters) + the update.
 
-Behind the bill: what one optimiser step sends, every collective with exact bytes and counts. Counts are of one rank of the fullest
-stage that issues the line (the first for the embedding, the last for the head). The set of lines is fixed: a collective that a plan
-does not issue has count 0. Scalars (loss, gradient norm) are left out.
+Counts are of one rank of the fullest stage that issues the line (the first for the embedding, the last for the head). The set of
+lines is fixed: a collective that a plan does not issue has count 0. Scalars (loss, gradient norm) are left out.
 """
 
 from functools import lru_cache, reduce
