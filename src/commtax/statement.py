@@ -10,6 +10,15 @@ from typing import NamedTuple, Self
 
 from commtax.redaction import redact
 
+ALREADY_ON, OTHER_ENGINES, OTHER_CHIPS, OTHER_MODELS, UNSAID = "on", "engines", "chips", "models", "unsaid"
+"""Kinds of refusals of techniques: on anyway, not in this engine, not for these chips or this model, or a figure is missing."""
+STRANGE, COSTLY = "not-understood", "may-cost"
+"""Codes of notes on pasted words that are not understood, with which answers begin, and on those that have no price and may cost,
+with which answers begin that weigh settings or plans."""
+MEANS = "means"  # the code of means of requests that were also simulated in time
+KINDS = ("datasheet", "by definition", "measured", "calibrated", "transferred", "assumed")
+"""Where a number comes from, from the surest on."""
+
 
 class Refusal(ValueError):  # noqa: N818
     """A refused question: the rule that it breaks, in which argument, the nearest legal values, and the option as ``subject``."""
@@ -34,7 +43,7 @@ class Refusal(ValueError):  # noqa: N818
         return cls(text, name, subject=name)
 
     def as_kind(self, kind: str) -> Self:
-        """Return the same, of one of the kinds below."""
+        """Return the same, of one of the kinds above."""
         self.kind = kind
         return self
 
@@ -49,14 +58,6 @@ def rule_of(error: ValueError) -> str:
     'from 1 to 8'
     """
     return error.rule if isinstance(error, Refusal) else str(error)
-
-
-ALREADY_ON, OTHER_ENGINES, OTHER_CHIPS, OTHER_MODELS, UNSAID = "on", "engines", "chips", "models", "unsaid"
-"""Kinds of refusals of techniques: on anyway, not in this engine, not for these chips or this model, or a figure is missing."""
-STRANGE, COSTLY = "not-understood", "may-cost"
-"""Codes of notes on pasted words that are not understood, with which answers begin, and on those that have no price and may cost,
-with which answers begin that weigh settings or plans."""
-MEANS = "means"  # the code of means of requests that were also simulated in time
 
 
 class OptionValue(NamedTuple):
@@ -80,10 +81,6 @@ class Note(str):
 
     def __getnewargs__(self) -> tuple[str, str, Mapping[str, object] | None]:  # type: ignore[override]
         return self.code, str(self), self.figures
-
-
-KINDS = ("datasheet", "by definition", "measured", "calibrated", "transferred", "assumed")
-"""Where a number comes from, from the surest on."""
 
 
 class Source(str):

@@ -36,6 +36,11 @@ from commtax.ledger import Place
 from commtax.records import replace
 from commtax.spec import DTYPE_BYTES, Attention, Compressed, DeltaNet, Mamba2, Number
 
+STATE_BYTES = 4.0  # an element of a recurrent state: fp32
+CHUNK = 64.0  # tokens that a scan takes at a time
+UPDATE_FLOPS = 6.0  # an element of state and token: decay, correction, key times value, query
+QKV_STREAMS = 3  # Kimi's queries, keys and values are convolved each by itself
+
 
 def _compressed_projections(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
     m, h, heads, rows = part_of_kind(a.compressed), s.model.hidden, a.num_heads / s.plan.tp, s.rows
@@ -125,11 +130,6 @@ def streams_written(tokens: Number, streams: Number, hidden: Number) -> Kernel:
     return Kernel("streams written", "mhc-post", 1, flops, nbytes, dtype="fp32", shape=MemoryPass(hidden, tokens))
 
 
-STATE_BYTES = 4.0  # an element of a recurrent state: fp32
-CHUNK = 64.0  # tokens that a scan takes at a time
-UPDATE_FLOPS = 6.0  # an element of state and token: decay, correction, key times value, query
-
-
 def convolved(form: str, sequences: Number, tokens: Number, channels: Number, taps: Number) -> Kernel:
     """Build a causal convolution of whole prompts: 2 taps FLOPs and an activation in and out per token and channel."""
     elements = sequences * tokens * channels
@@ -172,9 +172,6 @@ def updated(form: str, sequences: Number, tokens: Number, elements: Number, move
     nbytes = sequences * elements * moved_bytes
     shape = MemoryPass(tokens, sequences, nbytes if cold else 0.0)
     return Kernel("state update", form, 1, UPDATE_FLOPS * sequences * tokens * elements, nbytes, dtype="fp32", shape=shape)
-
-
-QKV_STREAMS = 3  # Kimi's queries, keys and values are convolved each by itself
 
 
 def delta_kernels(s: KernelStep, m: DeltaNet, count: int) -> Iterator[Kernel]:

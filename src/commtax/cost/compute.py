@@ -22,6 +22,16 @@ from commtax.ledger import Part, Place
 from commtax.records import dataclass, replace
 from commtax.spec import DTYPE_BYTES, Attention, DeltaNet, Engine, Experts, Mixer, Mlp, Model, Number, Plan, Workload
 
+Maker = Callable[[KernelStep, Any, int], Iterator[Kernel]]
+ACTIVATION_BYTES = 2.0  # bf16
+LARGEST = (0.0, 0.564, 1.029, 1.424, 1.766, 2.07, 2.343, 2.594, 2.826)
+"""Mean of the largest of 1, 2, 4 … 256 standard normal values (Harter 1961)."""
+DRAWS = 8  # of popularities that a placement is judged by
+DRIFT = 0.15
+"""How far an expert's load of one step lies from the measured one that a layout rests on, as a share of it. SGLang's blog of
+2026-06-26: balancing each batch gains 2.7 to 7.3 % over a layout by measured loads, which is what loads that drift so leave."""
+GATE, DOWN = "mlp.experts.gate_proj", "mlp.experts.down_proj"  # weights as checkpoints name them
+
 
 def step_kernels(
     model: Model,
@@ -64,9 +74,6 @@ def head_kernel(model: Model, plan: Plan, rows: Number, engine: Engine) -> Kerne
     """Return the product that makes logits of ``rows`` rows over this rank's part of the vocabulary."""
     step, name = KernelStep(model, plan, Workload(), rows, engine), "" if model.tied else "lm_head"
     return step.gemm("head", "head", "", 1, rows, padded_vocab(model, plan, engine) / plan.tp, model.hidden, name)
-
-
-Maker = Callable[[KernelStep, Any, int], Iterator[Kernel]]
 
 
 @lru_cache(maxsize=256)
@@ -148,9 +155,6 @@ def _dense_kernels(s: KernelStep, part: Part, width: Number, gated: bool, count:
     yield s.gemm(f"{part} down", part, "down", count, rows, s.model.hidden, width, f"{name}.down_proj")
 
 
-ACTIVATION_BYTES = 2.0  # bf16
-
-
 def encoder_attention(batch: Number, length: Number, heads: Number, head_dim: Number) -> Kernel:
     """Return attention of ``length`` tokens over each other: 4 length^2 FLOPs per element of each head, and four tensors move."""
     flops, nbytes = 4.0 * batch * heads * length**2 * head_dim, 4 * ACTIVATION_BYTES * batch * length * heads * head_dim
@@ -184,15 +188,6 @@ def tower_kernels(s: KernelStep) -> Iterator[Kernel]:
             out, into = shape[-2:]
             tokens = rows / t.patches_per_token
             yield s.gemm(f"tower {name.removesuffix('.weight')}", "tower", "", some * copies, tokens, out, into)
-
-
-LARGEST = (0.0, 0.564, 1.029, 1.424, 1.766, 2.07, 2.343, 2.594, 2.826)
-"""Mean of the largest of 1, 2, 4 … 256 standard normal values (Harter 1961)."""
-DRAWS = 8  # of popularities that a placement is judged by
-DRIFT = 0.15
-"""How far an expert's load of one step lies from the measured one that a layout rests on, as a share of it. SGLang's blog of
-2026-06-26: balancing each batch gains 2.7 to 7.3 % over a layout by measured loads, which is what loads that drift so leave."""
-GATE, DOWN = "mlp.experts.gate_proj", "mlp.experts.down_proj"  # weights as checkpoints name them
 
 
 def routed_experts(s: KernelStep, f: Experts, count: int) -> Iterator[Kernel]:

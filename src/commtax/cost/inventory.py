@@ -25,6 +25,15 @@ ROOTS = ("model.", "language_model.model.", "model.language_model.", "backbone."
 EXPLICIT = ("head", "embedding")  # parts that are quantised only where a format names them: engines build them without
 EXPERTS = "mlp.experts.down_proj"  # a module of the routed experts: all of theirs are stored alike
 Formats = tuple[tuple[Quant, float], ...]  # formats with the share of a tensor's layers that each stores
+ROWWISE = "fp8-rowwise"
+"""fp8 with a scale a row of either factor (torchao's recipe), which is cast anew for each of the three products."""
+SCALES: dict[str, tuple[tuple[int, int], float]] = {
+    **dict.fromkeys(("mxfp8", "mxfp4", "fp4"), ((1, 32), 1.0)),
+    ROWWISE: ((1, 0), 4.0),
+    "nvfp4": ((1, 16), 1.0),
+    "int4": ((1, 128), 2.0),
+}
+"""Values that share a scale, and its bytes: OCP Microscaling formats 1.0, NVFP4, GPTQ and AWQ groups; others one fp32 a tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,17 +400,6 @@ def _layers_matching(model: Model, pattern: str, spelled: tuple[tuple[str, str],
     holds = modules((pattern,)).hold
     kinds = {t.where for t in inventory(model) if t.where >= 0 and holds(*spellings(t.name.replace(".N.", ".0."), spelled))}
     return tuple(i for i, kind in enumerate(model.layers) if kind in kinds)
-
-
-ROWWISE = "fp8-rowwise"
-"""fp8 with a scale a row of either factor (torchao's recipe), which is cast anew for each of the three products."""
-SCALES: dict[str, tuple[tuple[int, int], float]] = {
-    **dict.fromkeys(("mxfp8", "mxfp4", "fp4"), ((1, 32), 1.0)),
-    ROWWISE: ((1, 0), 4.0),
-    "nvfp4": ((1, 16), 1.0),
-    "int4": ((1, 128), 2.0),
-}
-"""Values that share a scale, and its bytes: OCP Microscaling formats 1.0, NVFP4, GPTQ and AWQ groups; others one fp32 a tensor."""
 
 
 def share(split: str, model: Model, plan: Plan, engine: Engine, units: int = 1) -> Number:

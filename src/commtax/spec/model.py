@@ -9,6 +9,8 @@ from commtax.records import dataclass
 from commtax.spec.hardware import Citation
 from commtax.statement import Note
 
+TowerTensor = tuple[str, tuple[int, ...], int]  # name and shape of a tensor, and how many there are of it
+
 
 @dataclass(frozen=True, slots=True)
 class Latent:
@@ -213,9 +215,6 @@ class Quant:
     def title(self) -> str:
         """… and the method, where it does not say the same."""
         return self.named if self.method in self.named else f"{self.method} {self.named}"
-
-
-TowerTensor = tuple[str, tuple[int, ...], int]  # name and shape of a tensor, and how many there are of it
 
 
 @dataclass(frozen=True, slots=True)
