@@ -391,7 +391,6 @@ def _spool_pipe(pipe: int, most: int) -> int:
 
 
 def _unpack_gzip(file: IO[bytes], size: int = _CHUNK) -> Iterator[bytes]:
-    """Yield the unpacked bytes in pieces of at most ``size``."""
     engine, packed = zlib.decompressobj(_GZIP_WINDOW), file.read(_PACKED)
     while packed:
         if piece := engine.decompress(packed, size):

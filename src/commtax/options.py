@@ -84,8 +84,7 @@ def _tables() -> Entry:
 
 @cache
 def options() -> Mapping[str, Option]:
-    sets = _tables()["sets"]
-    made = {}
+    sets, made = _tables()["sets"], dict[str, Option]()
     for name, entry in _tables()["option"].items():
         verbs = [verb for word in entry.get("verbs", ()) for verb in (sets[word[1:]] if word.startswith("@") else (word,))]
         made[name] = Option(name).but({**entry, "verbs": verbs})

@@ -1,8 +1,5 @@
 """The words of notes, reasons and remedies: ``words.toml`` has each once, and every surface spells its options in a way of its own.
 
-A note carries its code and its figures. Nothing is read back from a sentence: a surface that words a note otherwise than a terminal
-does formats the same entry of the table with the same figures.
-
 An entry is a piece of text, or a list of pieces. ``{name}`` is a figure, or a note that stands inside this one. ``{name:spec}`` is
 a figure in one of ``FORMATS`` or of Python's, and of several notes what stands between them. ``{--option}`` and
 ``{--option:value}`` name an option to set. A piece of a list is left out where it names an option that the surface does not have.

@@ -82,8 +82,7 @@ def chosen_pairs(new: Number, past: Number, most: float, ratio: int = 1) -> Numb
 def _attend(
     s: KernelStep, form: Place, rows: Number, count: int, flops: Number, nbytes: Number, shape: Attended, stored: float, window: int
 ) -> Kernel:
-    """Build plain attention over this many rows, or none without any. Some libraries run other kernels for prompts over a
-    narrow cache, and for decoding heads that each have their own keys."""
+    """Build plain attention over this many rows, or none without any."""
     narrow = form == "prefill" and s.plan.kv_dtype == "fp8"
     low = narrow and s.engine.kernels.prefill_fp8
     kind = NARROW_PROMPTS if low else NARROW_CACHE if narrow else ""
@@ -198,8 +197,7 @@ def choose(
     group: Number | None = None,
     low: bool = True,
 ) -> Kernel:
-    """Build prefill over the entries that each token selects (pairs in total, entries for one): ``group`` heads select together,
-    and ``low`` multiplies a narrow cache as it is."""
+    """Build prefill over the entries that each token selects (pairs in total, entries for one), ``group`` heads together."""
     (seqs, new, _), heads, (pairs, entries) = prompt_sizes(s), a.num_heads / s.plan.tp, chosen
     together = heads if group is None else group
     runs, flops = pick(np.asarray(seqs) > 0, count, 0), 2.0 * pairs * heads * width
@@ -210,8 +208,7 @@ def choose(
 
 
 def scans(s: KernelStep, x: Indexer, count: int, ratio: int, form: str = "selector", size: float = 0.0) -> Iterator[Kernel]:
-    """Yield the scores of decoding tokens and of prompts over the selector's keys (fp8 with a scale, or ``size`` bytes a key),
-    which rows of one sequence read once (``next_n`` of DeepGEMM's paged logits)."""
+    """Yield the scores of decoding tokens and of prompts over the selector's keys (fp8 with a scale, or ``size`` bytes a key)."""
     work, each = s.work, size or x.head_dim + SCALE_BYTES
     heads = x.num_heads / (np.minimum(s.plan.tp, x.num_heads) if x.block > 1 else 1)
     length = visible_tokens(s) / ratio

@@ -132,8 +132,7 @@ def streams_written(tokens: Number, streams: Number, hidden: Number) -> Kernel:
 
 def convolved(form: str, sequences: Number, tokens: Number, channels: Number, taps: Number) -> Kernel:
     """Build a causal convolution of whole prompts: 2 taps FLOPs and an activation in and out per token and channel."""
-    elements = sequences * tokens * channels
-    shape = Convolution(sequences, tokens, channels)
+    elements, shape = sequences * tokens * channels, Convolution(sequences, tokens, channels)
     return Kernel("convolution", form, 1, 2.0 * taps * elements, 2 * ACTIVATION_BYTES * elements, dtype="fp32", shape=shape)
 
 
@@ -159,8 +158,7 @@ def space_scanned(form: str, seqs: Number, tokens: Number, groups: Number, heads
 def _scanned(form: str, each_flops: Number, sizes: tuple[Number, Number, Number, Number, Number, Number]) -> Kernel:
     """Build a scan that moves inputs and output once and states in and out, and whose chain hands on two of each beside states."""
     sequences, tokens, key_heads, heads, key_dim, dim = sizes
-    rows = sequences * tokens
-    state_bytes = 2 * STATE_BYTES * sequences * heads * key_dim * dim
+    rows, state_bytes = sequences * tokens, 2 * STATE_BYTES * sequences * heads * key_dim * dim
     between = 2 * ACTIVATION_BYTES * rows * heads * (2 * key_dim + 2 * dim + key_dim * dim / CHUNK)
     nbytes = ACTIVATION_BYTES * rows * 2 * (key_heads * key_dim + heads * dim) + state_bytes
     shape = ChunkedScan(sequences, tokens, CHUNK, state_bytes, between)

@@ -180,8 +180,7 @@ def kv_pool(model: Model, plan: Plan, layers: range, block_size: int, habits: St
     if not holds_anywhere(np.asarray(plan.dcp) > 1):
         return pool
     groups = tuple(replace(group, tokens=group.tokens * plan.dcp) for group in pool.groups)
-    size, each = pool.block_size * plan.dcp, pool.bytes_per_token / plan.dcp
-    return replace(pool, bytes_per_token=each, block_size=size, groups=groups)
+    return replace(pool, bytes_per_token=pool.bytes_per_token / plan.dcp, block_size=pool.block_size * plan.dcp, groups=groups)
 
 
 def _whole_pool(model: Model, plan: Plan, layers: range, block_size: int, habits: StateHabits) -> KvPool:

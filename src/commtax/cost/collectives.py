@@ -23,7 +23,6 @@ from commtax.spec import Algorithm, Cluster, Condition, ExchangePath, Fabric, Li
 
 Parts = tuple[Number, Number]
 ROUND = ("all-gather", "reduce-scatter")  # collectives that go round all ranks, whatever domain they lie in
-RINGS = ("all-reduce", *ROUND)
 PAIRS = ("all-to-all", "send-recv")
 """Messages from rank to rank: nothing is added, and no pipeline over levels of hosts has to fill."""
 
@@ -248,7 +247,7 @@ def one_pipeline(c: Crossing, inside: PathChoice, network: Network) -> PathChoic
     """Price both stages as one pipeline: log2 M network hops each way (a tree), L a hop, and 2 sqrt(L wire) that the best number of
     chunks loses beside both."""
     levels = np.minimum(1, c.domains - 1) if network.direct else c.levels
-    through = c.ranks if network.flat and c.op in RINGS else c.domains
+    through = c.ranks if network.flat and c.op in ("all-reduce", *ROUND) else c.domains
     wire = ring_factor(c.op, through) * c.nbytes / (c.nics_Bps * network.efficiency)
     hop = c.passes * (network.hops * c.link.latency_s)
     both = _overlapped_stages(inside.wire_s, wire, network) + 2 * network.pipelining * np.sqrt(hop * wire)
@@ -297,8 +296,7 @@ def price(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster,
 def _across(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster, fabric: Fabric, outside: Number) -> PathChoice:
     if fabric.flat:
         return choose(fabric.network_paths[op], nbytes, ranks)
-    inside_ranks = np.minimum(where.ranks_per_domain, ranks)
-    paths = fabric.network_paths[op]
+    inside_ranks, paths = np.minimum(where.ranks_per_domain, ranks), fabric.network_paths[op]
     inside = choose(paths, nbytes, stage_ranks(op, ranks, inside_ranks) if fabric.network.protocols else inside_ranks)
     total = cluster.nics_per_host * max(1, cluster.domain // cluster.gpus_per_host) * cluster.inter.bandwidth_Bps
     # Groups side by side share the NICs: a GPU's own, or those of a host among all that run there.

@@ -45,8 +45,7 @@ def step_kernels(
     balanced: bool = False,
     copied_tokens: Number = 0.0,
 ) -> list[Kernel]:
-    """List every kernel of one step, all pipeline stages in sequence, where ``sorts`` draws tokens from the most likely ones and
-    the other settings are those of ``KernelStep``."""
+    """List every kernel of one step, all pipeline stages in sequence, where ``sorts`` draws tokens from the most likely ones."""
     step = KernelStep(model, plan, work, rows, engine, exchange, imbalance, balanced, plan.cp, copied_tokens)
     layers = _layers(step)
     if plan.sequence_parallel:  # what lies between a scatter and a gather runs on a rank's own rows

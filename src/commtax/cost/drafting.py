@@ -103,8 +103,7 @@ def _pass_kernels(t: PricingTerms, d: Drafter, model: Model, p: DraftPass) -> It
     yield head_kernel(model, plan, p.samples, engine)
     yield from _input_kernels(KernelStep(model, plan, p.work, rows, engine), d, p)
     if d.markov:
-        drafts = p.work.rows_per_seq - 1
-        width = padded_vocab(model, plan, engine) / plan.tp
+        drafts, width = p.work.rows_per_seq - 1, padded_vocab(model, plan, engine) / plan.tp
         step = KernelStep(model, plan, p.work, p.samples / drafts, engine)
         yield step.gemm("correction", "head", "", drafts, p.samples / drafts, width, d.markov)
 

@@ -123,8 +123,7 @@ def decode_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: flo
     serial = c["kl"] * np.log1p(k.length / c["kc"])
     if "kb" in c:  # batched products of one query each: the more of them, the slower a launch
         serial = serial + c["kb"] * np.log(np.maximum(1, k.batch))
-    compute = k.flops / flops_per_s
-    p = c["p"]
+    compute, p = k.flops / flops_per_s, c["p"]
     return c["t0"], (memory**p + blocks**p + serial**p + compute**p + TINY) ** (1 / p)
 
 

@@ -480,10 +480,8 @@ def stage_layers(model: Model, pp: int, odd: str = "before-last") -> list[range]
     [6, 6, 7, 7, 6]
     """
     base, rest = divmod(model.num_layers, pp)
-    sizes = [base] * pp
     start = {"before-last": pp - 1 - rest, "last": pp - rest, "first": 0}[odd]
-    for i in range(start, start + rest):
-        sizes[i] += 1
+    sizes = [base + (start <= i < start + rest) for i in range(pp)]
     return [range(int(end) - size, int(end)) for size, end in zip(sizes, np.cumsum(sizes), strict=True)]
 
 

@@ -120,8 +120,7 @@ class KernelStep:
 
 
 def _unusual_format(quant: Quant) -> str:
-    """Return the format of weights that are unpacked for 16-bit products, or scaled in groups unlike fp8's usual ones. 4-bit
-    weights alone are unpacked by one kind of kernel, floats as integers."""
+    """Return the format of weights that are unpacked for 16-bit products, or scaled in groups unlike fp8's usual ones."""
     if quant.activations:
         return f"{quant.dtype}-{quant.activations}"
     if quant.dtype == "fp8" and quant.block in (MXFP8_BLOCK, FP8_TILE):

@@ -206,8 +206,7 @@ def table_of(kernel: Kernel, constants: KernelConstants) -> str:
 
 def kernel_source(kernel: Kernel, constants: KernelConstants) -> Source:
     """Return the source of a kernel's price. Narrower numbers at bf16's constants only count fewer bytes, which is assumed."""
-    name = table_of(kernel, constants)
-    family = f"were not measured on {constants.family} chips"
+    name, family = table_of(kernel, constants), f"were not measured on {constants.family} chips"
     if constants.label.kind in ("calibrated", "transferred") and name not in constants.own:
         if name == "gemm.bf16" and kernel.weight_bytes < 1:
             return Source("assumed", f"assumed: bf16 products on unpacked 4-bit weights {family}", "unpacked weights")

@@ -256,8 +256,7 @@ def stream(k: Kernel, c: Table, chip: Chip, rate: float) -> Parts:
     """Price a pass over activations: t = t0 + [ memory^p + vector^p + serial^p + starts^p ]^(1/p) seconds, with vector = operations
     / (ep fp32 rate), serial = tl steps and starts = ``ob`` operations a block."""
     shape: MemoryPass = k.shape
-    vector_Fps = vector_flops_per_s(chip) * rate
-    memory = _memory_s(k.nbytes, shape.cold_bytes, c, chip)
+    vector_Fps, memory = vector_flops_per_s(chip) * rate, _memory_s(k.nbytes, shape.cold_bytes, c, chip)
     terms = (memory, k.flops / (c["ep"] * vector_Fps), c["tl"] * shape.steps, c.get("ob", 0.0) * shape.blocks / vector_Fps)
     return c["t0"], norm(c["p"], *terms)
 

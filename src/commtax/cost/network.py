@@ -179,8 +179,7 @@ class QueueNetwork:
 
     def queue(self, workers: Number) -> Queue:
         """Return what decides how long requests wait for one of this many workers."""
-        each = self.clients / np.maximum(1.0, workers)
-        varied = np.minimum(1.0, self.spread) ** 2 / 3
+        each, varied = self.clients / np.maximum(1.0, workers), np.minimum(1.0, self.spread) ** 2 / 3
         apart = np.sqrt(varied) * each
         return Queue(1 - 1 / np.maximum(1.0, each), varied, apart / (1 + apart) / np.maximum(1.0, workers))
 
@@ -228,8 +227,7 @@ def flow(net: QueueNetwork) -> Flow:
     times = Times(net)
     share, limited = _share(times, most)
     # Clients that are left over at the most that passes wait where that is least.
-    passed = times.at(most * share)
-    slowest = np.argmin(limits, axis=0)[()]
+    passed, slowest = times.at(most * share), np.argmin(limits, axis=0)[()]
     left_s = np.maximum(0.0, net.clients / passed.per_s - passed.life_s(net))
     waits = [np.where(limited & (slowest == place), left_s, 0.0)[()] for place in range(len(STATIONS))]
     ahead, moved, queued = passed.ahead_s + waits[0], passed.moved_s + waits[1], limited & (left_s > 1e-6 * passed.life_s(net))

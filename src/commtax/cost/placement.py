@@ -142,6 +142,5 @@ def _runs(axis: str, plan: Plan, engine: Engine) -> list[tuple[Number, Number]]:
 
 
 def _stride(axis: str, plan: Plan) -> Number:
-    """Return the product of the sizes inside an axis."""
     product: Number = math.prod(getattr(plan, inner) for inner in plan.order[: plan.order.index(axis)])
     return product

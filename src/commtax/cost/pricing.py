@@ -207,7 +207,6 @@ def source_of(fabric: Fabric, op: str, path: int, ranks: int, crosses: bool, ins
 
 
 def _largest_measured_group(path: Path) -> int:
-    """Return the largest group that a path was measured on, else the libraries'."""
     return path.ranks[-1] if path.ranks else MEASURED_RANKS
 
 
@@ -255,7 +254,6 @@ def _inside_spread(
 
 
 def _largest_timed_group(fabric: Fabric, op: str) -> int:
-    """Return the ranks of the largest group inside a domain that any path of a library was measured on."""
     return max(map(_largest_measured_group, fabric.paths[op]))
 
 
@@ -272,8 +270,7 @@ def _residual(fabric: Fabric, op: str, nbytes: Number, where: str, measured: boo
 
 
 def inference_bill(t: PricingTerms, work: Workload, tokens: Number) -> Bill:
-    """Price one step: the sum of what is exposed of every kernel and collective on one rank, where nothing hides unless it or a
-    what-if says so."""
+    """Price one step: the sum of what is exposed of every kernel and collective on one rank."""
     sigma = math.inf if holds_anywhere(np.asarray(work.prefill_tokens) > 0) else t.whole_sigma
     t = in_step(t, work)
     return Bill(expose_lines(step_lines(t, work), t), tokens, known_sigma=sigma, measured=t.measured)

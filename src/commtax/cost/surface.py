@@ -149,9 +149,8 @@ class Surface:
     def _rest(self, rows: int, samples: int) -> float:
         if samples not in self._samples:
             i, part = _node_below(self.samples, samples)
-            for node in (i, i + 1):
-                if node not in self._rows:
-                    self._rows[node] = self.mixed[node].tolist()
+            for node in {i, i + 1}.difference(self._rows):
+                self._rows[node] = self.mixed[node].tolist()
             self._samples[samples] = self._rows[i], self._rows[i + 1], part
         low, high, x = self._samples[samples]
         last = len(low) - 1
@@ -238,8 +237,7 @@ def surface(terms: PricingTerms, most_rows: int, most_seqs: int, most_tokens: in
 
 def _decodes(priced: Callable[[Workload], _Priced], contexts: Array, most_seqs: int) -> tuple[Array, Array, Array]:
     """Tabulate decodes by sequences: steps without attention, their communication, and attention by node of context."""
-    every = np.arange(most_seqs + 1.0)
-    nodes = unique_values(np.round(_geometric(most_seqs)))
+    every, nodes = np.arange(most_seqs + 1.0), unique_values(np.round(_geometric(most_seqs)))
     seqs, context = np.repeat(nodes, contexts.size), np.tile(contexts, nodes.size)
     step = priced(Workload(decode_seqs=np.append(np.maximum(1, every), seqs), cached_tokens=np.append(every * 0, seqs * context)))
     rest, comm, attention = (_broadcast(seconds, every.size + seqs.size) for seconds in step[:3])

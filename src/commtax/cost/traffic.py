@@ -159,8 +159,7 @@ def _reduce_output(what: str, payload: Number, count: Number, plan: Plan, part: 
 
 
 def _stages(payload: Number, plan: Plan, engine: Engine, model: Model) -> list[Item]:
-    """List hand-offs between stages. Where each tp rank sends its 1/tp, the receivers gather the rest among themselves.
-    Hyper-connections hand all of their streams on, and no residual beside them; attention residuals every block's so far."""
+    """List hand-offs between stages. Where each tp rank sends its 1/tp, the receivers gather the rest among themselves."""
     payload = payload * vectors_handed_on(model, plan.pp)
     alone = model.hyper or model.lookback or not model.residual_stream
     cuts = (plan.pp - 1) * (1 if alone else engine.sends.pp_tensors)

@@ -167,8 +167,7 @@ def _head_share(model: Model, plan: Plan, engine: Engine, layer_s: Number, head_
 
 @lru_cache(maxsize=1024)
 def _outer_layers(model: Model, pp: int, directions: int, balanced: bool) -> float:
-    """Count the layers of the last stage, or the mean of both ends where a rank has a stage of either. An engine that is told where
-    layers go leaves the stage of the head as few as the others take without becoming fuller."""
+    """Count the layers of the last stage, or the mean of both ends where a rank has a stage of either."""
     stages = stage_layers(model, pp)
     last = max(0, model.num_layers - (pp - 1) * max(map(len, stages))) if balanced else len(stages[-1])
     return (last + len(stages[0])) / 2 if directions > 1 else last
@@ -264,8 +263,7 @@ def tp_tax(flops_per_s: Number, bandwidth_Bps: Number, hidden: Number, tp: Numbe
 def training_items(model: Model, plan: Plan, step: TrainStep, engine: Engine, ep_backend: str = "") -> list[Item]:
     """List all collectives of one optimiser step under tp, sequence parallel, pp, dp/ZeRO, ep and cp."""
     rows = step.micro_batch * step.seq / plan.cp
-    payload = rows * model.hidden * DTYPE_BYTES[plan.activations_dtype]
-    layers = fullest_layers(model, plan)
+    payload, layers = rows * model.hidden * DTYPE_BYTES[plan.activations_dtype], fullest_layers(model, plan)
     items = _tensor_parallel(model, plan, rows, payload, layers, engine)
     # A middle stage sends each microbatch's activation on and its gradient back, once for each of its chunks.
     sent = payload / (plan.tp if plan.sequence_parallel or engine.sends.pp_scatter else 1)
@@ -382,8 +380,7 @@ def updated_params(model: Model, plan: Plan, engine: Engine) -> Number:
 
 
 def _trained_experts(model: Model, plan: Plan, rows: Number, engine: Engine, backend: str) -> list[Item]:
-    """List dispatch and combine, forward and backward, where each rank puts in rows x top_k copies (capacity unlimited). DeepEP and
-    its like send a token once to each rank that has experts for it, and through the NICs once to each host."""
+    """List dispatch and combine, forward and backward, where each rank puts in rows x top_k copies (capacity unlimited)."""
     moe = replace(model.experts or Experts(1, 1, 1), groups=1, top_groups=1)  # frameworks say how many hosts a token goes to
     each = pick(np.asarray(plan.ep) > 1, num_moe_layers(model, plan) * plan.microbatches, 0)
     local = rows / (plan.tp if plan.sequence_parallel else 1)
@@ -443,8 +440,7 @@ def _replicated_items(plan: Plan, params: Number, ranks: Number, part: Part, eng
     grads = params * DTYPE_BYTES[plan.grads_dtype]
     if plan.zero == 0:
         return [_gradient_sum(f"{whose}gradients", axis, "all-reduce", grads, ranks, pick(on, 1, 0), part, "once a step")]
-    times = _rounds(plan) if plan.zero == 2 else 1
-    values = params * DTYPE_BYTES[plan.activations_dtype]
+    times, values = _rounds(plan) if plan.zero == 2 else 1, params * DTYPE_BYTES[plan.activations_dtype]
     each = plan.zero == 2 and engine.trains.master_is_parameter
     gathered = Item(f"{whose}parameters", axis, "all-gather", values, ranks, pick(on, times if each else 1, 0), part=part)
     if each:
