@@ -117,8 +117,7 @@ def decode_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: flo
     150 where none was fitted, and serial = kl ln(1 + length/kc) + kb ln(batch). Fitted on measured kernels
     (``catalog/kernels``)."""
     moved = moved_bytes(k.nbytes, _context_of(k).kept, c) + k.batch * k.heads * k.head_dim * 4.0
-    memory = moved / (_by_head_dim(k.head_dim, c, "eb") * bandwidth_Bps)
-    offset = c.get("d0", HEAD_OFFSET)
+    memory, offset = moved / (_by_head_dim(k.head_dim, c, "eb") * bandwidth_Bps), c.get("d0", HEAD_OFFSET)
     blocks = c["tc"] * k.batch * k.kv_heads * ((k.head_dim + offset) / (HEAD_DIM + offset))
     serial = c["kl"] * np.log1p(k.length / c["kc"])
     if "kb" in c:  # batched products of one query each: the more of them, the slower a launch

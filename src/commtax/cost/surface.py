@@ -209,8 +209,7 @@ def surface(terms: PricingTerms, most_rows: int, most_seqs: int, most_tokens: in
     # Mean contexts that are priced: finer than octaves, and where a window or a selector cuts
     cuts = [*terms.model.windows, *(a.indexer.top_k for a in terms.model.attentions if a.indexer)]
     contexts: Array = unique_values([0.0, *_geometric(max(most_tokens, 2)), *(float(c) for c in cuts if 0 < c < most_tokens)])
-    # Each table is one bill over all of its nodes: a bill's lines cost more than their numbers.
-    alone, alone_comm, decode = _decodes(priced, contexts, most_seqs)
+    alone, alone_comm, decode = _decodes(priced, contexts, most_seqs)  # each table is one bill: lines cost more than numbers
     samples, mixed, mixed_comm = _mixed_steps(priced, most_rows, most_seqs, 1 + drafts)
     new, past = _geometric(most_rows), np.concatenate([[0.0], _geometric(most_tokens)])
     prompt, among, once = _prompts(priced, new, past)

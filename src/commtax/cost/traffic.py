@@ -97,8 +97,7 @@ def inference(
     """List all collectives of one step of one replica (and, where replicas share experts, of the group it moves with)."""
     whole, work = work, prompts_of_rank(work, plan.cp) if plan.splits_sequences else work
     act, backend = DTYPE_BYTES[plan.activations_dtype], ep_backend or default_backend(engine) or GATHERING
-    gathers = backend_called(backend).gathers
-    rows = padded_rows(work.rows, work, engine, plan.tp, eager)
+    gathers, rows = backend_called(backend).gathers, padded_rows(work.rows, work, engine, plan.tp, eager)
     payload = rows * model.hidden * act
     num_moe = sum(isinstance(model.blocks[i].ffn, Experts) for i in model.layers)
     full_norms = sum(a.qk_norm == "full" for i in model.layers if (a := model.blocks[i].attention))

@@ -407,9 +407,8 @@ def _data_parallel(model: Model, plan: Plan, layers: Number, engine: Engine) -> 
     head = 0 if model.tied else share("vocab", model, plan, engine) * model.vocab * model.hidden
     last = pick(np.asarray(plan.pp) == 1, head + model.hidden * model.final_norm, 0)
     every = 0 if plan.lora_rank else 1  # embedding and head have no adapters
-    some = np.maximum(1, mixed)
     # HSDP groups, which hold a whole copy each, sum their shards after each scatter, unit by unit.
-    copies = plan.dp / plan.num_shards
+    some, copies = np.maximum(1, mixed), plan.dp / plan.num_shards
     shard = updated_params(model, plan, engine) * DTYPE_BYTES[plan.grads_dtype] / layers
     times = pick(np.asarray(copies) > 1, layers * _rounds(plan), 0)
     return [
