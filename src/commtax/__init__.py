@@ -3,9 +3,8 @@
 ``commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8)``, ``commtax.fit("llama-3.1-70b", "8xh100-sxm")``,
 ``commtax.simulate("llama-3.1-8b", "8xh100-sxm", tp=1, concurrency=32)``, ``commtax.serve("llama-3.1-70b", "8xh100-sxm", tp=4,
 request_rate=8)``, ``commtax.expect("all-reduce", "8xh100-sxm", nbytes=2**30)``, ``commtax.plan("llama-3.1-70b", "2x8xh100-sxm",
-tpot_s=0.03)`` and ``commtax.compare(...)`` are the verbs;
-``commtax.worth`` weighs techniques,
-``commtax.why`` explains a line of a bill, ``commtax.traffic`` says what is sent, ``commtax.napkin`` holds the closed forms.
+tpot_s=0.03)`` and ``commtax.compare(...)`` are the verbs; ``commtax.worth`` weighs techniques, ``commtax.why`` explains a line of a
+bill, ``commtax.traffic`` says what is sent, ``commtax.napkin`` holds the closed forms.
 """
 
 from __future__ import annotations

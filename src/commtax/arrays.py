@@ -1,7 +1,5 @@
 """Numbers and arrays alike.
-
-Change here what makes one formula serve both; it knows no unit and no noun.
-"""
+Change here what makes one formula serve both; it knows no unit and no noun."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, wraps
@@ -70,7 +68,6 @@ def pick(condition: Condition, yes: Number, no: Number) -> Number:
 
 def unique_with_places(*values: Number) -> tuple[tuple[Number, ...], Array] | None:
     """Return the different ones among many numbers (of several arrays: tuples of them), and where each stands.
-
     None where they are few, or most of them are different, or their shapes are: then nothing is gained.
 
     >>> (sizes, one), at = unique_with_places(np.tile([8, 2], 5000), 1)

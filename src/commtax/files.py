@@ -162,8 +162,7 @@ def parse_json(text: bytes | str, name: str, *, memory: int = JSON_MEMORY_BYTES,
     collecting = gc.isenabled()
     gc.disable()  # half the time of reading a large file would go into looking for garbage
     try:
-        whole = decode_text(text) if isinstance(text, bytes) else text
-        parsed: Json = json.loads(whole)
+        parsed: Json = json.loads(decode_text(text) if isinstance(text, bytes) else text)
     except json.JSONDecodeError as error:
         raise Refusal(f"{name}: not valid JSON, or cut off ({error})", name) from None
     except RecursionError:
@@ -352,8 +351,7 @@ def _named_failure(path: Named, what: str) -> Iterator[None]:
 
 @contextmanager
 def _open_regular(path: Named, what: str, most: int) -> Iterator[IO[bytes]]:
-    """Open a regular file without waiting, or as a file the bytes of a pipe that the shell connected (``/dev/stdin``,
-    ``<(command)``)."""
+    """Open a regular file without waiting, or as a file the bytes of a pipe that the shell connected (``<(command)``)."""
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except FileNotFoundError:
@@ -393,7 +391,6 @@ def _spool_pipe(pipe: int, most: int) -> int:
 
 
 def _unpack_gzip(file: IO[bytes], size: int = _CHUNK) -> Iterator[bytes]:
-    """Yield the unpacked bytes in pieces of at most ``size``."""
     engine, packed = zlib.decompressobj(_GZIP_WINDOW), file.read(_PACKED)
     while packed:
         if piece := engine.decompress(packed, size):

@@ -2,7 +2,6 @@
 
 An ``Item`` says what is sent, exactly. A ``Line`` is an item (or a piece of compute) with its seconds. A ``Bill`` is
 all lines of a step; its figures are sums over them.
-
 Change here what a line carries and which windows there are. Prices are made in ``cost``.
 """
 
@@ -24,11 +23,8 @@ from commtax.statement import Note, Source
 Z80 = 1.2816  # standard deviations to either side that hold 80 % of a normal distribution
 AXIS_OF = {"edp": "dp", "shard": "dp", "replica": "dp", "dcp": "tp"}  # groups that data and tensor parallelism are made of
 
-_Layers = (
-    Literal["attention", "projections", "router", "routing", "experts", "shared expert", "feed-forward", "norms"]
-    | Literal["adapters", "layers"]
-)
-Part = _Layers | Literal["", "tower", "embedding", "head", "loss", "stages", "update"]
+_Layers = Literal["attention", "projections", "router", "routing", "experts", "shared expert", "feed-forward", "norms"]
+Part = _Layers | Literal["", "adapters", "layers", "tower", "embedding", "head", "loss", "stages", "update"]
 """What of a model a kernel or a collective serves; ``layers``: both halves of a layer alike, ``stages``: what lies between them."""
 _First = Literal["down-projection", "qkv", "query", "rotary", "key", "decode", "prefill", "value", "output projection", "reduced"]
 _Second = Literal["router", "dispatch", "routing ids", "gate", "up", "routing", "activation", "down", "combine", "output"]
@@ -50,6 +46,8 @@ Window = (
 Via = Literal["", "custom", "hierarchical"]
 """How a collective runs: by the library's own algorithms, by kernels of the engine's own, or inside each host first."""
 NO_NOTE, NO_SOURCE = Note("", ""), Source("")
+FIGURES = ("fixed_s", "moving_s", "hidden_s", "flops", "window_s", "sigma", "launch_s")
+"""Fields of a line that are arrays in an array bill."""
 
 
 def pass_of(stage: Stage) -> str:
@@ -60,10 +58,8 @@ def pass_of(stage: Stage) -> str:
 @dataclass(frozen=True, slots=True)
 class Item:
     """One kind of collective in a step, or a kernel's launches. ``what`` and ``note`` are for people and decide nothing.
-
     ``nbytes`` is the full tensor: what is reduced, the gathered output, the scattered input; for all-to-all what one
-    rank puts in; for send-recv what one rank sends. ``count`` is how often one step does it (0: this plan does not).
-    """
+    rank puts in; for send-recv what one rank sends. ``count`` is how often one step does it (0: this plan does not)."""
 
     what: str
     axis: str
@@ -101,20 +97,16 @@ class Item:
 
     @property
     def sent_bytes_per_rank(self) -> Number:
-        """Return the bytes that one rank sends in a step at the least: all-reduce 2(n-1)/n of the tensor, send-recv all, others
-        (n-1)/n."""
+        """Bytes that one rank sends in a step at the least: all-reduce 2(n-1)/n of the tensor, send-recv all, others (n-1)/n."""
         ring = (self.ranks - 1) / self.ranks
-        factor = {"all-reduce": 2 * ring, "send-recv": 1.0}.get(self.op, ring)
-        return factor * self.nbytes * self.count
+        return {"all-reduce": 2 * ring, "send-recv": 1.0}.get(self.op, ring) * self.nbytes * self.count
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
     """One line of a bill: ``count`` times ``fixed_s + moving_s``, of which ``hidden_s`` (in total) costs nothing.
-
     ``fixed_s`` does not shrink with size (latency, launches); ``moving_s`` is bytes and FLOPs. ``algorithm`` and
-    ``link`` are names, or for arrays codes into ``names``.
-    """
+    ``link`` are names, or for arrays codes into ``names``."""
 
     kind: str  # compute | comm | host | bubble
     item: Item
@@ -164,16 +156,10 @@ class Line:
         return replace(self, item=replace(self.item, **counts), link=link, algorithm=algorithm, **figures)
 
 
-FIGURES = ("fixed_s", "moving_s", "hidden_s", "flops", "window_s", "sigma", "launch_s")
-"""Fields of a line that are arrays in an array bill."""
-
-
 class Windows:
     """Seconds of compute that lines may run beside, less what others took of them already.
-
     A collective beside compute takes SMs and memory bandwidth from it: of what runs beside it the ``efficiency`` hides, and the
-    rest is paid anyway. ``sure``: what collectives vary by is counted with whole steps, and not by the line.
-    """
+    rest is paid anyway. ``sure``: what collectives vary by is counted with whole steps, and not by the line."""
 
     def __init__(self, free: Mapping[Window, Number], efficiency: float, sure: bool = False) -> None:
         self._free, self.efficiency, self.sure = dict(free), efficiency, sure
@@ -290,7 +276,6 @@ class Bill:
 
 
 def _root_sum_square(parts: Iterable[Number]) -> Number:
-    """Return what independent errors add up to."""
     return np.sqrt(sum((p * p for p in parts), start=0.0))
 
 

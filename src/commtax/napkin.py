@@ -42,19 +42,16 @@ def _rate(value: object, name: str) -> float:
 
 
 def _int_if_whole(value: float) -> float:
-    """Return an int where the value is a whole number, as byte counts are."""
     return int(value) if value == int(value) else value
 
 
 def allreduce_payload_bytes(batch_tokens: float, hidden: float, dtype_bytes: float = 2) -> float:
     """Return the bytes of one activation tensor: tokens x hidden x bytes an element."""
-    size = _count(batch_tokens, "batch_tokens") * _count(hidden, "hidden") * _number(dtype_bytes, "dtype_bytes")
-    return _int_if_whole(size)
+    return _int_if_whole(_count(batch_tokens, "batch_tokens") * _count(hidden, "hidden") * _number(dtype_bytes, "dtype_bytes"))
 
 
 def ring_allreduce_traffic_per_rank(payload_bytes: float, num_ranks: float) -> float:
     """Return the bytes that each rank sends: 2 (N-1)/N x payload, 0 at N = 1.
-
     A reduce-scatter and an all-gather of (N-1)/N each (Patarasuk and Yuan 2009): bandwidth-optimal.
 
     >>> ring_allreduce_traffic_per_rank(8192, 2), ring_allreduce_traffic_per_rank(8192, 1)

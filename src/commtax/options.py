@@ -60,7 +60,6 @@ class Option:
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """Its flags."""
         return self.flags or (f"--{self.name.replace('_', '-')}",)
 
     @property
@@ -85,8 +84,7 @@ def _tables() -> Entry:
 
 @cache
 def options() -> Mapping[str, Option]:
-    sets = _tables()["sets"]
-    made = {}
+    sets, made = _tables()["sets"], dict[str, Option]()
     for name, entry in _tables()["option"].items():
         verbs = [verb for word in entry.get("verbs", ()) for verb in (sets[word[1:]] if word.startswith("@") else (word,))]
         made[name] = Option(name).but({**entry, "verbs": verbs})
@@ -135,7 +133,6 @@ def _right_keyword(function: str, name: str) -> tuple[list[str], str]:
 
 
 def _functions() -> Mapping[str, Callable[..., object]]:
-    """Return the public functions by name, which only refusals need."""
     return {name: fetch(name) for names in HOMES.values() for name in names if name.islower()}
 
 

@@ -25,9 +25,7 @@ class Modules:
 
     def hold(self, *spellings: str) -> bool:
         """Return whether this tensor is named, or a module that it lies in, by any way of spelling it.
-
-        A pattern that looks ahead excludes names, so that it must agree with every spelling.
-        """
+        A pattern that looks ahead excludes names, so that it must agree with every spelling."""
         looking = self.looking and all(any(pattern.match(name) for pattern in self.looking) for name in spellings)
         return bool(looking) or any(map(self._names, spellings))
 

@@ -2,7 +2,6 @@
 
 Command line, page, pasted command, planner, audit and what-ifs all build a ``Question``; ``question.but(tp=4)`` is the same one
 with something changed. Sizes, batch and lengths may be NumPy arrays, and then every figure of the answer is one.
-
 Change here what can be asked: a new field has its option in ``options.toml``.
 """
 
@@ -27,6 +26,7 @@ CONFIDENCE = 0.65  # probability with which a search keeps limits by default (be
 AUTO = "auto"
 STEP_AXES = ("batch", "context")  # what a step grows with, whatever its plan
 EVEN = 0.5  # … and the one that goes by the central prediction
+Changes = Mapping[str, object]  # fields of a question, and what they become
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +44,13 @@ class Phase:
 
 INPUT_LEN, OUTPUT_LEN, SEQUENCE_LEN = 1024, 128, 4096
 """Default tokens of every verb: of a prompt or a cache, of an answer, of a sequence in training."""
-PHASES: Mapping[str, Phase] = {
-    phase.name: phase
-    for phase in (
-        Phase("decode", "Decode", "vllm", INPUT_LEN, least=0),
-        Phase("prefill", "Prefill", "vllm", INPUT_LEN),
-        Phase("mixed", "A mixed step", "vllm", INPUT_LEN, staged=False),
-        Phase("train", "A training step", "megatron", SEQUENCE_LEN, trains=True, staged=False),
-    )
-}
+_PHASES = (
+    Phase("decode", "Decode", "vllm", INPUT_LEN, least=0),
+    Phase("prefill", "Prefill", "vllm", INPUT_LEN),
+    Phase("mixed", "A mixed step", "vllm", INPUT_LEN, staged=False),
+    Phase("train", "A training step", "megatron", SEQUENCE_LEN, trains=True, staged=False),
+)
+PHASES: Mapping[str, Phase] = {phase.name: phase for phase in _PHASES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +195,6 @@ def workload(phase: str, batch: Number, context: Number, speculative: int = 0) -
     if phase == "prefill":
         return Workload(prefill_seqs=batch, prefill_tokens=batch * context)
     return Workload(batch, batch * context, prefill_seqs=1, prefill_tokens=context, rows_per_seq=rows)
-
-
-Changes = Mapping[str, object]  # fields of a question, and what they become
 
 
 @dataclass(frozen=True, slots=True)

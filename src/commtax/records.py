@@ -3,7 +3,6 @@
 ``dataclasses`` compiles six methods of every class when its module is imported, a millisecond each: most of what a command
 would spend before its first figure. Here they are compiled at the first call, and most never are. Fields, slots, ``fields``
 and ``asdict`` are the standard library's own, and to a type checker this is its ``dataclass``.
-
 Change here how data classes are made, and nothing that knows a model or a price.
 """
 

@@ -69,14 +69,12 @@ def _shelf() -> Shelf:
 
 
 def _places() -> list[str]:
-    """Return the folders to keep tables in, best first."""
     beside = [] if sys.dont_write_bytecode else [os.path.join(PACKAGE, "__pycache__")]
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return [*beside, os.path.join(home, "commtax")] if os.path.isabs(home) else beside
 
 
 def _save() -> None:
-    """Write all parsed tables to the first place that takes them."""
     tables, begin = {}, 0
     shelf = {**_shelf(), **_new}
     for path, (stamp, text) in shelf.items():

@@ -2,7 +2,6 @@
 
 A ``Refusal`` names its argument and the nearest legal values, a ``Note`` has a code and figures, a ``Source`` a kind. Notes and
 sources are text, so that a surface can show them as they are; code that decides looks at ``code`` and ``kind``.
-
 Change here what a refusal, a note or a source carries beside its words.
 """
 
@@ -11,10 +10,18 @@ from typing import NamedTuple, Self
 
 from commtax.redaction import redact
 
+ALREADY_ON, OTHER_ENGINES, OTHER_CHIPS, OTHER_MODELS, UNSAID = "on", "engines", "chips", "models", "unsaid"
+"""Kinds of refusals of techniques: on anyway, not in this engine, not for these chips or this model, or a figure is missing."""
+STRANGE, COSTLY = "not-understood", "may-cost"
+"""Codes of notes on pasted words that are not understood, with which answers begin, and on those that have no price and may cost,
+with which answers begin that weigh settings or plans."""
+MEANS = "means"  # the code of means of requests that were also simulated in time
+KINDS = ("datasheet", "by definition", "measured", "calibrated", "transferred", "assumed")
+"""Where a number comes from, from the surest on."""
+
 
 class Refusal(ValueError):  # noqa: N818
-    """A question that cannot be answered: the rule that it breaks, in which argument, the nearest values that do not, and as
-    ``subject`` the option and its value."""
+    """A refused question: the rule that it breaks, in which argument, the nearest legal values, and the option as ``subject``."""
 
     def __init__(
         self, rule: str, argument: str = "", nearest: Sequence[float | str] = (), kind: str = "", subject: str = ""
@@ -36,7 +43,7 @@ class Refusal(ValueError):  # noqa: N818
         return cls(text, name, subject=name)
 
     def as_kind(self, kind: str) -> Self:
-        """Return the same, of one of the kinds below."""
+        """Return the same, of one of the kinds above."""
         self.kind = kind
         return self
 
@@ -53,16 +60,6 @@ def rule_of(error: ValueError) -> str:
     return error.rule if isinstance(error, Refusal) else str(error)
 
 
-ALREADY_ON, OTHER_ENGINES, OTHER_CHIPS, OTHER_MODELS, UNSAID = "on", "engines", "chips", "models", "unsaid"
-"""Kinds of refusals of techniques: on anyway, not in this engine, not for these chips or this model, or a figure is missing."""
-
-
-STRANGE, COSTLY = "not-understood", "may-cost"
-"""Codes of notes on pasted words that are not understood, with which answers begin, and on those that have no price and may cost,
-with which answers begin that weigh settings or plans."""
-MEANS = "means"  # the code of means of requests that were also simulated in time
-
-
 class OptionValue(NamedTuple):
     """An option to set, by its name with dashes, and the value to set it to."""
 
@@ -71,8 +68,7 @@ class OptionValue(NamedTuple):
 
 
 class Note(str):
-    """A remark, a reason or a remedy, as a terminal prints it, with its code, and the figures to word it anew where ``words.py``
-    has it."""
+    """A remark, a reason or a remedy, as a terminal prints it, with its code, and figures to word it anew (``words.py``)."""
 
     __slots__ = ("code", "figures")
     code: str
@@ -85,10 +81,6 @@ class Note(str):
 
     def __getnewargs__(self) -> tuple[str, str, Mapping[str, object] | None]:  # type: ignore[override]
         return self.code, str(self), self.figures
-
-
-KINDS = ("datasheet", "by definition", "measured", "calibrated", "transferred", "assumed")
-"""Where a number comes from, from the surest on."""
 
 
 class Source(str):

@@ -1,8 +1,4 @@
-"""Tables as TOML text that a person enjoys reading: the standard library reads TOML, and writes none.
-
-Values stand first, then tables under their headers, indented by depth. A table of values inside another one stays on one line
-where it fits.
-"""
+"""Tables as TOML text that a person enjoys reading: the standard library reads TOML, and writes none."""
 
 import json
 import re
@@ -32,8 +28,7 @@ def write_toml(document: Tree, comments: Iterable[str] = ()) -> str:
     clients = 8
     """
     head = [f"# {_UNSEEN.sub(' ', line)}".rstrip() for line in comments]
-    lines = [*head, *([""] if head else []), *_table(document, ())]
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join([*head, *([""] if head else []), *_table(document, ())]).rstrip() + "\n"
 
 
 def shorten(value: float) -> float:
@@ -55,9 +50,7 @@ def shorten_all(value: object) -> object:
         return {key: shorten_all(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [shorten_all(inner) for inner in value]
-    if isinstance(value, (bool, str)) or not isinstance(value, Real):
-        return value
-    return shorten(float(value))
+    return value if isinstance(value, (bool, str)) or not isinstance(value, Real) else shorten(float(value))
 
 
 def _table(table: Tree, way: tuple[str, ...], depth: int = 0) -> Iterator[str]:

@@ -1,7 +1,5 @@
 """SI inside, units at the edge: parse what people type, print what they read.
-
-Change here how a quantity is read or printed. Formulas take and return SI floats.
-"""
+Change here how a quantity is read or printed. Formulas take and return SI floats."""
 
 import math
 import re
@@ -18,6 +16,10 @@ MAX_COUNT = 2**48  # more than anything that is counted here, and exact as a flo
 _SI = {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _PREFIXES = {**_SI, "ki": 2**10, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _NUMBER = r"([-+]?(?:\d{1,3}(?:,\d{3})+|\d[\d_]*)(?:\.\d+)?(?:[eE][-+]?\d+)?)"
+DAY_S = 86400
+DURATIONS = {"year": 365.25 * DAY_S, "day": DAY_S, "hour": 3600, "minute": 60}  # seconds of what people count long times in
+SEVERAL = 1.5  # of a unit, from which on it is used: 80 minutes, but 1.7 hours
+TEN = 9.95  # printed as ten
 
 
 def parse_count(text: str | int | float, name: str) -> int:
@@ -161,11 +163,6 @@ def round_up_seconds(seconds: float) -> float:
     return math.ceil(seconds / digit * (1 - 1e-12)) * digit
 
 
-DAY_S = 86400
-DURATIONS = {"year": 365.25 * DAY_S, "day": DAY_S, "hour": 3600, "minute": 60}  # seconds of what people count long times in
-SEVERAL = 1.5  # of a unit, from which on it is used: 80 minutes, but 1.7 hours
-
-
 def format_duration(seconds: Number) -> str:
     """Write a long time as people say it.
 
@@ -188,9 +185,6 @@ def plural_figure(value: float, noun: str) -> str:
     """
     figure = f"{value:,.0f}" if abs(value) >= TEN else f"{value:.1f}".removesuffix(".0")
     return f"{figure} {noun}" if figure == "1" else f"{figure} {noun}s"
-
-
-TEN = 9.95  # printed as ten
 
 
 def format_tokens(tokens: Number) -> str:

@@ -1,8 +1,5 @@
 """The words of notes, reasons and remedies: ``words.toml`` has each once, and every surface spells its options in a way of its own.
 
-A note carries its code and its figures. Nothing is read back from a sentence: a surface that words a note otherwise than a terminal
-does formats the same entry of the table with the same figures.
-
 An entry is a piece of text, or a list of pieces. ``{name}`` is a figure, or a note that stands inside this one. ``{name:spec}`` is
 a figure in one of ``FORMATS`` or of Python's, and of several notes what stands between them. ``{--option}`` and
 ``{--option:value}`` name an option to set. A piece of a list is left out where it names an option that the surface does not have.
@@ -43,9 +40,7 @@ def spelled(text: str, spell: Spell) -> str:
     >>> spelled(words("first-token-wait", wait_s=1.5), lambda option, value: "")
     'requests spend most of their time waiting for the first token (1.5 s): set a limit on that'
     """
-    if isinstance(text, Note) and text.figures is not None:
-        return _worded(text.code, text.figures, spell)
-    return str(text)
+    return _worded(text.code, text.figures, spell) if isinstance(text, Note) and text.figures is not None else str(text)
 
 
 def flag(option: str, value: str) -> str:
@@ -88,8 +83,7 @@ def settings_in(note: str) -> Sequence[OptionValue]:
 
 def inside(text: str) -> Iterator[str]:
     """Yield the texts that stand inside a note, and those inside them."""
-    figures = text.figures if isinstance(text, Note) and text.figures else {}
-    for value in figures.values():
+    for value in (text.figures if isinstance(text, Note) and text.figures else {}).values():
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, str):
                 yield one

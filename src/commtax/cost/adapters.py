@@ -48,8 +48,7 @@ def pair(tensor: Tensor, model: Model, plan: Plan, engine: Engine) -> AdapterPai
     AdapterPair(inputs=4096, outputs=1024.0, matrices=1)
     """
     *stack, outputs, inputs = tensor.shape
-    matrices = stack[0] / plan.ep if stack else 1
-    split = tensor.split
+    matrices, split = stack[0] / plan.ep if stack else 1, tensor.split
     part = 1 / expert_ranks(plan, engine).inside if split == "expert" else share(split, model, plan, engine, tensor.units)
     if tensor.name.removesuffix(".weight").endswith(SPLIT_INPUT):
         return AdapterPair(inputs * part, outputs, matrices)
@@ -71,8 +70,7 @@ def trained_params(model: Model, plan: Plan, engine: Engine) -> dict[str, Number
     for tensor in inventory(model):
         if tensor.linear and tensor.where >= 0:
             group = "experts" if tensor.split == "expert" else "layers"
-            each = plan.lora_rank * pair(tensor, model, plan, engine).size
-            total[group] = total[group] + each * layers[tensor.where]
+            total[group] = total[group] + (plan.lora_rank * pair(tensor, model, plan, engine).size) * layers[tensor.where]
     return total
 
 

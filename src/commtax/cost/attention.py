@@ -4,7 +4,6 @@ Plain: each token's keys and values. Prompts see half of their pairs (causal), a
 of all heads are one low-rank latent a token, of which a selector may choose; decode folds the latents' up-projection into query and
 output (absorbed), so that it reads the latents themselves, and so do prompts whose tokens choose what they see, while others make
 keys and values of every token again.
-
 Change here what attention computes and moves; further kinds (compressed, chosen blocks, linear) are in ``attention_kinds.py``,
 seconds in ``forms.py`` and ``layer_forms.py``.
 """
@@ -29,6 +28,8 @@ Attended = tuple[Number, Number, Number, int, Number, Number]
 """Shape of attention: batch, heads, KV heads, head size, length and past (see ``Kernel``)."""
 ACTIVATION_BYTES, NARROW_BYTES = 2.0, 1.0  # bf16 in, fp8 out
 SCORE_BYTES = 12  # of a selector's score in fp32, written once and read twice: to find the threshold, and what is above it
+CHAINED = 0.6
+"""Share of an absorbed product's fixed time that its neighbours hide: modules take so much less than their kernels alone."""
 
 
 def made_queries(s: KernelStep, a: Attention) -> Number:
@@ -75,23 +76,13 @@ def causal_pairs(new: Number, past: Number) -> Number:
 def chosen_pairs(new: Number, past: Number, most: float, ratio: int = 1) -> Number:
     """Return the pairs where each query sees every ``ratio``-th token before it, and ``most`` of those at most."""
     head = np.maximum(0, np.minimum(new, most * ratio - past))  # queries that still see everything
-    rest = (new - head) * most if np.isfinite(most) else 0.0
-    return causal_pairs(head, past) / ratio + rest
+    return causal_pairs(head, past) / ratio + ((new - head) * most if np.isfinite(most) else 0.0)
 
 
 def _attend(
-    s: KernelStep,
-    form: Place,
-    tokens: Number,
-    count: int,
-    flops: Number,
-    nbytes: Number,
-    shape: Attended,
-    stored: float,
-    window: int,
+    s: KernelStep, form: Place, rows: Number, count: int, flops: Number, nbytes: Number, shape: Attended, stored: float, window: int
 ) -> Kernel:
-    """Build plain attention over this many tokens, or none without tokens. Some libraries run other kernels for prompts over a
-    narrow cache, and for decoding heads that each have their own keys."""
+    """Build plain attention over this many rows, or none without any."""
     narrow = form == "prefill" and s.plan.kv_dtype == "fp8"
     low = narrow and s.engine.kernels.prefill_fp8
     kind = NARROW_PROMPTS if low else NARROW_CACHE if narrow else ""
@@ -99,7 +90,7 @@ def _attend(
         single = stored == WIDE_BYTES and bool(np.all(shape[1] == shape[2]))
         kind = SINGLE if single else WINDOWED if window else ""
     sizes = (0, 0, 0, "fp8" if low else s.plan.activations_dtype, stored, *shape)
-    runs = pick(np.asarray(tokens) > 0, count, 0)
+    runs = pick(np.asarray(rows) > 0, count, 0)
     name = f"{form} attention in the window" if window else f"{form} attention"
     plain = Kernel(name, form, runs, flops, nbytes, *sizes, part="attention", place=form)
     return replace(plain, stored=kind, shape=KernelContext(window))
@@ -206,10 +197,8 @@ def choose(
     group: Number | None = None,
     low: bool = True,
 ) -> Kernel:
-    """Build prefill over the entries that each token selects (pairs in total, entries for one): ``group`` heads select together,
-    and ``low`` multiplies a narrow cache as it is."""
-    seqs, new, _ = prompt_sizes(s)
-    heads, (pairs, entries) = a.num_heads / s.plan.tp, chosen
+    """Build prefill over the entries that each token selects (pairs in total, entries for one), ``group`` heads together."""
+    (seqs, new, _), heads, (pairs, entries) = prompt_sizes(s), a.num_heads / s.plan.tp, chosen
     together = heads if group is None else group
     runs, flops = pick(np.asarray(seqs) > 0, count, 0), 2.0 * pairs * heads * width
     nbytes = seqs * entries * entry * heads / together  # what one token chose, at the least
@@ -219,8 +208,7 @@ def choose(
 
 
 def scans(s: KernelStep, x: Indexer, count: int, ratio: int, form: str = "selector", size: float = 0.0) -> Iterator[Kernel]:
-    """Yield the scores of decoding tokens and of prompts over the selector's keys (fp8 with a scale, or ``size`` bytes a key),
-    which rows of one sequence read once (``next_n`` of DeepGEMM's paged logits)."""
+    """Yield the scores of decoding tokens and of prompts over the selector's keys (fp8 with a scale, or ``size`` bytes a key)."""
     work, each = s.work, size or x.head_dim + SCALE_BYTES
     heads = x.num_heads / (np.minimum(s.plan.tp, x.num_heads) if x.block > 1 else 1)
     length = visible_tokens(s) / ratio
@@ -242,10 +230,6 @@ def _scan(
     candidates = chosen if x.block == 1 else chosen * heads / x.block
     plain = Kernel("selector", form, runs, flops, nbytes, dtype=dtype, shape=SelectorScan(length, candidates))
     return replace(plain, part="attention", place="decode" if form.endswith("decode") else "prefill")
-
-
-CHAINED = 0.6
-"""Share of an absorbed product's fixed time that its neighbours hide: modules take so much less than their kernels alone."""
 
 
 def latent_projections(s: KernelStep, a: Attention, count: int, absorbed: bool | None = None) -> Iterator[Kernel]:

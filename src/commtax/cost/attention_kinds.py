@@ -36,9 +36,13 @@ from commtax.ledger import Place
 from commtax.records import replace
 from commtax.spec import DTYPE_BYTES, Attention, Compressed, DeltaNet, Mamba2, Number
 
+STATE_BYTES = 4.0  # an element of a recurrent state: fp32
+CHUNK = 64.0  # tokens that a scan takes at a time
+UPDATE_FLOPS = 6.0  # an element of state and token: decay, correction, key times value, query
+QKV_STREAMS = 3  # Kimi's queries, keys and values are convolved each by itself
+
 
 def _compressed_projections(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
-    """Yield query, latent and compressor projections, and outputs through groups of heads."""
     m, h, heads, rows = part_of_kind(a.compressed), s.model.hidden, a.num_heads / s.plan.tp, s.rows
     low = m.q_rank + a.head_dim
     yield s.gemm("latent down-projection", "projections", "down-projection", count, rows, low, h, "attn.wq_a")
@@ -53,7 +57,6 @@ def _compressed_projections(s: KernelStep, a: Attention, count: int) -> Iterator
 
 
 def _compressed_selector(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
-    """Yield the kernels of a selector over compressed entries, which has a compressor of its own."""
     if (x := a.indexer) and x.own:
         m, h, rows = part_of_kind(a.compressed), s.model.hidden, s.rows
         yield s.gemm("selector queries", "projections", "", count, rows, x.num_heads * x.head_dim, m.q_rank, "attn.indexer.wq_b")
@@ -91,11 +94,9 @@ def _block_selector(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]
 
 
 def _block_decode(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
-    """Yield decode attention over the selected blocks of each KV head."""
     kv_heads, width = _kv_heads(s, a), a.head_dim + a.v_head_dim
     heads = a.num_heads / s.plan.tp / kv_heads * s.work.rows_per_seq
-    entries = np.minimum(visible_tokens(s), part_of_kind(a.indexer).top_k)
-    shape = Reading(s.work.decode_seqs * kv_heads, heads, entries, width)
+    shape = Reading(s.work.decode_seqs * kv_heads, heads, np.minimum(visible_tokens(s), part_of_kind(a.indexer).top_k), width)
     yield read(s, "block-decode", count, shape, width * DTYPE_BYTES[s.plan.kv_dtype], s.plan.kv_dtype)
 
 
@@ -129,15 +130,9 @@ def streams_written(tokens: Number, streams: Number, hidden: Number) -> Kernel:
     return Kernel("streams written", "mhc-post", 1, flops, nbytes, dtype="fp32", shape=MemoryPass(hidden, tokens))
 
 
-STATE_BYTES = 4.0  # an element of a recurrent state: fp32
-CHUNK = 64.0  # tokens that a scan takes at a time
-UPDATE_FLOPS = 6.0  # an element of state and token: decay, correction, key times value, query
-
-
 def convolved(form: str, sequences: Number, tokens: Number, channels: Number, taps: Number) -> Kernel:
     """Build a causal convolution of whole prompts: 2 taps FLOPs and an activation in and out per token and channel."""
-    elements = sequences * tokens * channels
-    shape = Convolution(sequences, tokens, channels)
+    elements, shape = sequences * tokens * channels, Convolution(sequences, tokens, channels)
     return Kernel("convolution", form, 1, 2.0 * taps * elements, 2 * ACTIVATION_BYTES * elements, dtype="fp32", shape=shape)
 
 
@@ -149,33 +144,25 @@ def convolved_further(form: str, sequences: Number, tokens: Number, channels: Nu
     return Kernel("convolution", form, 1, 2.0 * taps * elements, nbytes, dtype="fp32", shape=shape)
 
 
-def delta_scanned(
-    form: str, sequences: Number, tokens: Number, key_heads: Number, heads: Number, key_dim: Number, dim: Number
-) -> Kernel:
+def delta_scanned(form: str, seqs: Number, tokens: Number, groups: Number, heads: Number, key_dim: Number, dim: Number) -> Kernel:
     """Build a delta rule over whole prompts in chunks of C tokens, ``heads`` states of K x V each (Yang et al. 2024, 2412.06464): a
     token and head cost 2 C (3 K + 2 V) FLOPs inside its chunk and 6 K V with the state."""
-    each = 2 * CHUNK * (3 * key_dim + 2 * dim) + 6 * key_dim * dim
-    return _scanned(form, each, (sequences, tokens, key_heads, heads, key_dim, dim))
+    return _scanned(form, 2 * CHUNK * (3 * key_dim + 2 * dim) + 6 * key_dim * dim, (seqs, tokens, groups, heads, key_dim, dim))
 
 
-def space_scanned(
-    form: str, sequences: Number, tokens: Number, groups: Number, heads: Number, state: Number, dim: Number
-) -> Kernel:
+def space_scanned(form: str, seqs: Number, tokens: Number, groups: Number, heads: Number, state: Number, dim: Number) -> Kernel:
     """Build a chunked state-space scan (Dao and Gu 2024, 2405.21060): 2 C (N + P) FLOPs inside, 4 N P with the state."""
-    each = 2 * CHUNK * (state + dim) + 4 * state * dim
-    return _scanned(form, each, (sequences, tokens, groups, heads, state, dim))
+    return _scanned(form, 2 * CHUNK * (state + dim) + 4 * state * dim, (seqs, tokens, groups, heads, state, dim))
 
 
 def _scanned(form: str, each_flops: Number, sizes: tuple[Number, Number, Number, Number, Number, Number]) -> Kernel:
     """Build a scan that moves inputs and output once and states in and out, and whose chain hands on two of each beside states."""
     sequences, tokens, key_heads, heads, key_dim, dim = sizes
-    rows = sequences * tokens
-    state_bytes = 2 * STATE_BYTES * sequences * heads * key_dim * dim
+    rows, state_bytes = sequences * tokens, 2 * STATE_BYTES * sequences * heads * key_dim * dim
     between = 2 * ACTIVATION_BYTES * rows * heads * (2 * key_dim + 2 * dim + key_dim * dim / CHUNK)
     nbytes = ACTIVATION_BYTES * rows * 2 * (key_heads * key_dim + heads * dim) + state_bytes
-    return Kernel(
-        "scan", form, 1, rows * heads * each_flops, nbytes, shape=ChunkedScan(sequences, tokens, CHUNK, state_bytes, between)
-    )
+    shape = ChunkedScan(sequences, tokens, CHUNK, state_bytes, between)
+    return Kernel("scan", form, 1, rows * heads * each_flops, nbytes, shape=shape)
 
 
 def updated(form: str, sequences: Number, tokens: Number, elements: Number, moved_bytes: Number, cold: bool = True) -> Kernel:
@@ -183,9 +170,6 @@ def updated(form: str, sequences: Number, tokens: Number, elements: Number, move
     nbytes = sequences * elements * moved_bytes
     shape = MemoryPass(tokens, sequences, nbytes if cold else 0.0)
     return Kernel("state update", form, 1, UPDATE_FLOPS * sequences * tokens * elements, nbytes, dtype="fp32", shape=shape)
-
-
-QKV_STREAMS = 3  # Kimi's queries, keys and values are convolved each by itself
 
 
 def delta_kernels(s: KernelStep, m: DeltaNet, count: int) -> Iterator[Kernel]:
@@ -208,18 +192,15 @@ def delta_kernels(s: KernelStep, m: DeltaNet, count: int) -> Iterator[Kernel]:
 
 
 def _delta_rule(s: KernelStep, m: DeltaNet, count: int) -> Iterator[Kernel]:
-    """Yield the convolution and state kernels of prompts and of decoding sequences."""
-    tp, kind = s.plan.tp, "kda" if m.decay_rank else "gdn"
+    tp, kind, (seqs, new) = s.plan.tp, "kda" if m.decay_rank else "gdn", _prompts(s)
     channels, heads = m.channels / tp, m.num_v_heads / tp
-    seqs, new = _prompts(s)
     apart = QKV_STREAMS if m.decay_rank else 1
     convolution = replace(convolved("conv", seqs, new, channels / apart, m.conv), count=apart)
     scan = delta_scanned(f"{kind}-scan", seqs, new, m.num_k_heads / tp, heads, m.k_dim, m.v_dim)
     yield from _placed("prefill", s.work.prefill_tokens, count, convolution, scan)
-    drafts = s.work.rows_per_seq
+    decoding, drafts = s.work.decode_seqs, s.work.rows_per_seq
     further = "conv-update" if not m.decay_rank else "kda-conv-verify" if drafts > 1 else "kda-conv-update"
     update = f"{kind}-{'verify' if m.decay_rank and drafts > 1 else 'update'}"
-    decoding = s.work.decode_seqs
     state = updated(update, decoding, drafts, heads * m.k_dim * m.v_dim, _moved_bytes(s, m))
     yield from _placed("decode", decoding, count, convolved_further(further, decoding, drafts, channels, m.conv), state)
 
@@ -229,8 +210,7 @@ def mamba_kernels(s: KernelStep, m: Mamba2, count: int) -> Iterator[Kernel]:
     h, tp, rows = s.model.hidden, s.plan.tp, s.rows
     inner, heads, groups = m.inner / tp, m.num_heads / tp, m.num_groups / np.minimum(tp, m.num_groups)
     both = 2 * groups * m.state
-    wide = 2 * inner + both + heads
-    yield s.gemm("input projection", "projections", "qkv", count, rows, wide, h, "mixer.in_proj.zx")
+    yield s.gemm("input projection", "projections", "qkv", count, rows, 2 * inner + both + heads, h, "mixer.in_proj.zx")
     seqs, new = _prompts(s)
     convolution = convolved("conv", seqs, new, inner + both, m.conv)
     scan = space_scanned("ssd-scan", seqs, new, groups, heads, m.state, m.head_dim)

@@ -5,8 +5,6 @@ kind are cut into groups of equal size, each with a table of blocks of its own. 
 attention, a few from groups with a window, and whole states from groups of recurrent layers, whose blocks are raised so that one
 holds a state. SGLang: states lie in a pool of their own that gets a fixed share of the memory. Others: states are counted in bytes
 beside the blocks.
-Behind them: caches in motion, the pieces that they travel in, what hides behind computing, what loading takes.
-
 Change here how many bytes a token or a state takes, and how an engine lays them in blocks.
 """
 
@@ -25,11 +23,13 @@ from commtax.spec.hardware import CacheCarrier
 SCALE_BYTES = 4  # of an fp32 scale: one for each 128 values of an fp8 latent, and one a key of a selector, which is fp8
 STATE_SCALE_GROUP = 64  # values of DeepSeek-V4's fp8 latent that share a scale of one byte
 COMPRESSOR_BYTES = 4  # of a value of an unfinished entry: fp32
+SHARED_LAYERS = 1.5  # kinds that differ by less than this are padded to the larger one instead of cut to the smaller
+PLAIN = StateHabits()  # of an engine whose file says nothing of states
+Kind = tuple[int, int, int, int, bool]
 
 
 def kv_bytes_per_token_layer(mixer: Mixer | None, tp: Number, kv_dtype: str) -> Number:
     """Return the bytes that one rank keeps of one token in one layer, however many follow.
-
     Grouped-query heads are split over tp until each rank has one, then copied. A latent is kept whole on every rank;
     a token selector adds its keys. Of compressed tokens ``ratio`` share an entry. Recurrent layers keep nothing.
 
@@ -63,7 +63,6 @@ def entry_bytes(a: Attention, m: Compressed, kv_dtype: str) -> float:
 
 def state_bytes_per_layer(mixer: Mixer | None, tp: Number, plan: Plan) -> Number:
     """Return the bytes that one rank keeps of one sequence in one layer, whatever its length.
-
     Recurrent layers: the last inputs of the convolution and the recurrent state. Compressed attention: the entries of its
     window, and what the compressors have not finished, values and scores.
 
@@ -112,10 +111,6 @@ def kv_bytes_per_token(model: Model, plan: Plan) -> Number:
 def state_bytes_per_sequence(model: Model, plan: Plan) -> Number:
     """Return the state bytes of one sequence over all layers."""
     return sum((state_bytes_per_layer(model.blocks[i].mixer, plan.tp, plan) for i in model.layers), start=plan.tp * 0.0)
-
-
-SHARED_LAYERS = 1.5  # kinds that differ by less than this are padded to the larger one instead of cut to the smaller
-PLAIN = StateHabits()  # of an engine whose file says nothing of states
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +180,7 @@ def kv_pool(model: Model, plan: Plan, layers: range, block_size: int, habits: St
     if not holds_anywhere(np.asarray(plan.dcp) > 1):
         return pool
     groups = tuple(replace(group, tokens=group.tokens * plan.dcp) for group in pool.groups)
-    size, each = pool.block_size * plan.dcp, pool.bytes_per_token / plan.dcp
-    return replace(pool, bytes_per_token=each, block_size=size, groups=groups)
+    return replace(pool, bytes_per_token=pool.bytes_per_token / plan.dcp, block_size=pool.block_size * plan.dcp, groups=groups)
 
 
 def _whole_pool(model: Model, plan: Plan, layers: range, block_size: int, habits: StateHabits) -> KvPool:
@@ -205,9 +199,6 @@ def _whole_pool(model: Model, plan: Plan, layers: range, block_size: int, habits
         return replace(pool, share=habits.state_share, slots=habits.state_slots)
     beside = CacheGroup(block_size, states=np.ceil(nbytes * habits.state_slots / pool.bytes_per_block))
     return replace(pool, groups=(*pool.groups, beside))
-
-
-Kind = tuple[int, int, int, int, bool]
 
 
 def _kind(a: Attention) -> Kind:
@@ -239,8 +230,7 @@ def _grouped_pool(
             times = page / np.maximum(widths[kind] * block, 1e-9)
             group = CacheGroup(block * np.where(times == np.floor(times), times, 1)[()], kind[0])
         groups += [group] * math.ceil(count / each)
-    growing = sum(page * each / g.tokens for g in groups if not g.states)
-    return KvPool(growing, page * each, block, tuple(groups), nbytes)
+    return KvPool(sum(page * each / g.tokens for g in groups if not g.states), page * each, block, tuple(groups), nbytes)
 
 
 def _raised_block(
@@ -249,8 +239,7 @@ def _raised_block(
     """Return the tokens of a block that holds the largest state, in whole multiples of what kernels take."""
     if not states:
         return size
-    latent = any(a.latent for a in cached)
-    grain = max(size, habits.state_block_multiple_latent if latent else habits.state_block_multiple)
+    grain = max(size, habits.state_block_multiple_latent if any(a.latent for a in cached) else habits.state_block_multiple)
     state: Number = np.max([state_bytes_per_layer(m, plan.tp, plan) * np.ones_like(per_token) for m in set(states)], axis=0)
     return np.maximum(1, np.ceil(state / (grain * per_token))) * grain
 
@@ -322,8 +311,7 @@ def pieces_sent(
     cached = [m for m in mixers if isinstance(m, Attention) and m.own_cache]
     # Of each block: keys and values of a layer apart, or its latent, which is both, and keys of a selector.
     of_tokens = sum((1 if m.latent or m.compressed else 2) + bool(m.indexer and m.indexer.own) for m in cached)
-    latents = any(m.latent for m in model.attentions)
-    blocks = np.ceil(tokens / np.maximum(page, carrier.latent_page if latents else 1))
+    blocks = np.ceil(tokens / np.maximum(page, carrier.latent_page if any(m.latent for m in model.attentions) else 1))
     heads = max((m.num_kv_heads for m in model.attentions if not m.latent), default=1)
     before, after = np.minimum(ahead_tp, heads), np.minimum(tp, heads)
     cut = tokens if carrier.cuts_heads == "token" else blocks
@@ -339,7 +327,6 @@ def posted_pieces(carrier: CacheCarrier, pieces: Number, tp: Number, ahead_tp: N
 
 def hidden_s(moving_s: Number, computing_s: Number, stages: Number) -> Number:
     """Return the transfer seconds hidden behind computing a prompt, when each of its equal stages leaves once computed.
-
     The first stage's computing and the last one's transfer overlap with nothing: of m stages, m - 1 hide the shorter of both.
 
     >>> float(hidden_s(8.0, 4.0, 4)), float(hidden_s(8.0, 4.0, 1))

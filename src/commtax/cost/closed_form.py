@@ -107,10 +107,8 @@ def scaled(means: ClosedLoopMeans, per_token: Number, first: Number) -> ClosedLo
 
 def _room(load: ClosedLoopLoad, engine: Engine, kv_tokens: Number) -> tuple[Number, Number]:
     """Return how many requests the cache has room for on average, and how widely that varies (as of a logistic distribution).
-
     A cache that reserves holds I + O tokens a request; one that grows on demand holds I + O/2 on average; and its states. Long
-    answers stay longer, so that of those inside O is larger, by 1 + spread^2 / 3.
-    """
+    answers stay longer, so that of those inside O is larger, by 1 + spread^2 / 3."""
     whole, varied = engine.serves.kv_reserved, load.spread**2 / 3
     growing = load.output_len * (1.0 if whole else 0.5)
     kept = load.input_len + growing * (1 + varied) + load.state_tokens
@@ -141,11 +139,9 @@ def pressure(
     load: ClosedLoopLoad, engine: Engine, kv_tokens: Number, seqs: Number, max_seqs: Number = np.inf, fed: Number = np.inf
 ) -> Pressure:
     """Return the pressure on a cache filled on demand, which admits any prompt that fits and preempts the youngest request if full.
-
     That happens where more are wanted than have room: what clients send, but no more than the engine's limit, or than their
     prompts let in (``fed``), since who still waits for its prompt holds nothing. Each request that ends inside grows by O, and
-    pushes out O/(I + O/2) others. These compute their tokens again, and wait after their first token instead of before it.
-    """
+    pushes out O/(I + O/2) others. These compute their tokens again, and wait after their first token instead of before it."""
     if engine.serves.kv_reserved:
         return Pressure()
     room, width = _room(load, engine, kv_tokens)
@@ -197,8 +193,7 @@ def with_patience(load: ClosedLoopLoad, ranks: Number, seqs: Number, engine: Eng
 def prompt_tokens(load: ClosedLoopLoad, seqs: Number, room: Number, engine: Engine, stages: Number = 1) -> Number:
     """Return the mean prompt tokens of a step: those of one prompt and of others that arrived with it, as far as there is room."""
     prompts = np.minimum(1 + _arrivals_per_decision(load, seqs, stages, engine), engine.serves.prompts_per_step)
-    wanted = prompts * load.computed
-    return np.minimum(wanted, room if engine.serves.chunked else np.maximum(load.computed, room))
+    return np.minimum(prompts * load.computed, room if engine.serves.chunked else np.maximum(load.computed, room))
 
 
 def _prompts_let_in(load: ClosedLoopLoad, room: Number, engine: Engine) -> Number:
@@ -220,11 +215,9 @@ def fed_requests(load: ClosedLoopLoad, budget: Number, stages: Number, engine: E
 
 def _queued_prompts(load: ClosedLoopLoad, seqs: Number, fed: Number) -> Number:
     """Count the requests that wait for steps to admit their prompts, where steps admit ``fed`` in one life.
-
     With rho the share of what steps can let in, rho fed requests are past the queue, and seqs - rho fed are in it. A queue of
     requests that come at random has rho^2 / 2 (1 - rho) (M/D/1), less of those that come in turn, as clients with answers of
-    about equal lengths do. Both together are a quadratic equation of rho.
-    """
+    about equal lengths do. Both together are a quadratic equation of rho."""
     if np.all(np.isinf(fed)):
         return 0.0
     apart = load.spread * seqs / np.sqrt(3)
@@ -252,20 +245,16 @@ def prompts_ahead(
     load: ClosedLoopLoad, seqs: Number, room: Number, engine: Engine, stages: Number = 1, queued: Number = 0.0
 ) -> Number:
     """Return the mean number of other requests' prompts that are computed before a request's first token.
-
     Those in the step in progress, those that share the own step, and ``queued`` ones that wait for room in a step. Where prompts
     run before decoding: those that ended with the one before it, and half of those that ended a step earlier, whose prompts are
     next; where all end together, half of all others and of those that share a step, since no prompt is done before its step. The
-    first R requests of a benchmark arrive at once and are computed in turn, as many a step as fit.
-    """
-    others = seqs - 1
-    dense = _arrivals_per_decision(load, seqs, stages, engine)
+    first R requests of a benchmark arrive at once and are computed in turn, as many a step as fit."""
+    others, dense = seqs - 1, _arrivals_per_decision(load, seqs, stages, engine)
     each = prompt_tokens(load, seqs, room, engine, stages) / load.computed
     if engine.serves.chunks_follow:  # a prompt's chunks lie in as many batches at once, and hold others up once for all of them
         each = each * np.clip(load.computed / room, 1, stages)
     steady: Number = np.minimum(others, queued + 2 * np.minimum(dense, each))  # no more arrive in a step than steps let in
-    most = burst_prompts(load, seqs, room, engine)
-    burst: Number = np.minimum(others, (others + most - 1) / 2)
+    burst: Number = np.minimum(others, (others + burst_prompts(load, seqs, room, engine) - 1) / 2)
     if engine.serves.prefill_first:
         crowd = np.maximum(burst * _lockstep(load), (engine.serves.steps_per_decision + 0.5) * others / _life(load) / stages)
         steady = np.minimum(others, queued + np.maximum(crowd, each - 1))

@@ -5,9 +5,7 @@ The constants come from ``Path`` records, which are data.
 
 A group over several domains has a stage inside each, and what crosses the NICs between them. NCCL packs that in one of three ways,
 and so does the price: small tensors at once with a flag beside each word (LL), in lines of 128 bytes (LL128), or in a pipeline of
-long messages that takes time to fill (Simple). Constants are ``Protocol`` records and those of the network's ``Link``. What a
-machine's own collectives took over these constants is read between measured sizes and ranks (``NetworkCurve``).
-
+long messages that takes time to fill (Simple).
 Change an algorithm's equation here; constants are in ``catalog/libraries``.
 """
 
@@ -24,13 +22,14 @@ from commtax.records import dataclass, replace
 from commtax.spec import Algorithm, Cluster, Condition, ExchangePath, Fabric, Link, Network, NetworkCurve, Number, Path, Protocol
 
 Parts = tuple[Number, Number]
+ROUND = ("all-gather", "reduce-scatter")  # collectives that go round all ranks, whatever domain they lie in
+PAIRS = ("all-to-all", "send-recv")
+"""Messages from rank to rank: nothing is added, and no pipeline over levels of hosts has to fill."""
 
 
 def ring_factor(op: str, ranks: Number) -> Number:
     """Return the share of the tensor that each rank sends in a ring: 2 (N-1)/N to all-reduce, (N-1)/N to gather or scatter.
-
-    Broadcast and send-recv move all of it once.
-    """
+    Broadcast and send-recv move all of it once."""
     if op in ("broadcast", "reduce", "send-recv"):
         return np.minimum(1, ranks - 1)
     return (2 if op == "all-reduce" else 1) * (ranks - 1) / ranks
@@ -38,9 +37,7 @@ def ring_factor(op: str, ranks: Number) -> Number:
 
 def ring(nbytes: Number, ranks: Number, p: Path) -> Parts:
     """Price a ring: N - 1 hops from neighbour to neighbour, and a pipelining loss that grows as the root of the bytes.
-
-    t = launch + hop (N - 1) + sent / bandwidth + sqrt_s sqrt(sent) seconds.
-    """
+    t = launch + hop (N - 1) + sent / bandwidth + sqrt_s sqrt(sent) seconds."""
     sent = ring_factor(p.op, ranks) * nbytes
     wire = sent / p.bandwidth_Bps + p.sqrt_s * np.sqrt(sent)
     return (p.launch_s + p.hop_s * (ranks - 1)) * (ranks > 1), wire
@@ -61,18 +58,14 @@ def tree(nbytes: Number, ranks: Number, p: Path) -> Parts:
 
 def one_shot(nbytes: Number, ranks: Number, p: Path) -> Parts:
     """Price one step in which each rank reads the whole tensor from every other rank and adds: (N-1) times the bytes.
-
-    t = launch + hop (N - 1) + (N - 1) bytes / bandwidth + sqrt_s sqrt((N - 1) bytes) seconds.
-    """
+    t = launch + hop (N - 1) + (N - 1) bytes / bandwidth + sqrt_s sqrt((N - 1) bytes) seconds."""
     read = (ranks - 1) * nbytes
     return (p.launch_s + p.hop_s * (ranks - 1)) * (ranks > 1), read / p.bandwidth_Bps + p.sqrt_s * np.sqrt(read)
 
 
 def two_shot(nbytes: Number, ranks: Number, p: Path) -> Parts:
     """Price two steps: each rank reduces its share, then reads the others' results, with the ring's bytes (fewer if quantised).
-
-    t = launch + extra + hop (N - 1) + [ beside^2 + (2 (N - 1)/N bytes wire_share / bandwidth)^2 ]^(1/2) seconds.
-    """
+    t = launch + extra + hop (N - 1) + [ beside^2 + (2 (N - 1)/N bytes wire_share / bandwidth)^2 ]^(1/2) seconds."""
     fixed = p.launch_s + p.extra_s + p.beside_s + p.hop_s * (ranks - 1)
     wire = ring_factor("all-reduce", ranks) * nbytes * p.wire_share / p.bandwidth_Bps
     return fixed * (ranks > 1), np.hypot(p.beside_s, wire) - p.beside_s if p.beside_s else wire
@@ -80,12 +73,9 @@ def two_shot(nbytes: Number, ranks: Number, p: Path) -> Parts:
 
 def in_switch(nbytes: Number, ranks: Number, p: Path) -> Parts:
     """Price sums in the switch (NVLS, multimem): a rank sends its tensor once and 1/N of the result, near-constant in N.
-
     t = launch + extra + each (N - 1) + (1 + 1/N) bytes / bandwidth seconds, of an all-reduce.
-
     Each rank works on its own share, so that a pipeline over more of them takes longer to fill. Where ranks copy between
-    buffers as fast as the link is, what they copy (``copied``) decides and not what leaves them.
-    """
+    buffers as fast as the link is, what they copy (``copied``) decides and not what leaves them."""
     factor = np.maximum(1 + 1 / ranks if p.op == "all-reduce" else ring_factor(p.op, ranks), p.copied)
     fixed = p.launch_s + p.extra_s + p.each_s * (ranks - 1)
     return fixed * (ranks > 1), nbytes * factor * (ranks > 1) / p.bandwidth_Bps
@@ -93,11 +83,8 @@ def in_switch(nbytes: Number, ranks: Number, p: Path) -> Parts:
 
 def pairwise(nbytes: Number, ranks: Number, p: Path) -> Parts:
     """Price an all-to-all: each rank sends every other rank its part, (N-1)/N of the tensor, and copies its local part beside it.
-
     t = launch + hop (N - 1) + max(sent, copied bytes) / bandwidth + sqrt_s sqrt(sent) seconds.
-
-    The copy runs beside the sends on the same processors: two ranks send half of the tensor, but move all of it.
-    """
+    The copy runs beside the sends on the same processors: two ranks send half of the tensor, but move all of it."""
     sent = ring_factor(p.op, ranks) * nbytes
     moved = np.maximum(sent, p.copied * nbytes * (ranks > 1))
     return (p.launch_s + p.hop_s * (ranks - 1)) * (ranks > 1), moved / p.bandwidth_Bps + p.sqrt_s * np.sqrt(sent)
@@ -105,17 +92,13 @@ def pairwise(nbytes: Number, ranks: Number, p: Path) -> Parts:
 
 def per_peer(nbytes: Number, ranks: Number, p: Path) -> Parts:
     """Price small parts of an all-to-all: one channel for each peer, all at a time, so that only one peer's part counts.
-
-    t = launch + hop (N - 1) + bytes / N / bandwidth seconds.
-    """
+    t = launch + hop (N - 1) + bytes / N / bandwidth seconds."""
     return (p.launch_s + p.hop_s * (ranks - 1)) * (ranks > 1), nbytes / ranks * (ranks > 1) / p.bandwidth_Bps
 
 
 def one_sided(nbytes: Number, ranks: Number, p: Path) -> Parts:
     """Price writes to each other's memory, or reads: ranks wait for one flag of each, and that wait and the bytes overlap.
-
-    t = launch + [ (extra + hop (N - 1))^2 + (sent / bandwidth)^2 ]^(1/2) seconds.
-    """
+    t = launch + [ (extra + hop (N - 1))^2 + (sent / bandwidth)^2 ]^(1/2) seconds."""
     waited = (p.extra_s + p.hop_s * (ranks - 1)) * (ranks > 1)
     wire = np.hypot(waited, ring_factor(p.op, ranks) * nbytes / p.bandwidth_Bps) - waited
     return p.launch_s * (ranks > 1) + waited, wire
@@ -130,8 +113,7 @@ ALGORITHMS: dict[Algorithm, Callable[[Number, Number, Path], Parts]] = {
 def path_parts(path: Path, nbytes: Number, ranks: Number) -> Parts:
     """Price one path: its algorithm's seconds, with bytes as much slower as a group of this size makes them."""
     if path.mesh:  # a group of n has the links among its members
-        share = np.clip((ranks - 1) / (path.mesh - 1), 1 / (path.mesh - 1), 1)
-        path = replace(path, bandwidth_Bps=path.bandwidth_Bps * share)
+        path = replace(path, bandwidth_Bps=path.bandwidth_Bps * np.clip((ranks - 1) / (path.mesh - 1), 1 / (path.mesh - 1), 1))
     fixed, wire = ALGORITHMS[path.algorithm](nbytes, ranks, path)
     if path.contention:
         worlds, slower = zip(*path.contention, strict=True)
@@ -212,12 +194,6 @@ def _first_applicable(paths: tuple[Path, ...], nbytes: Array, ranks: Number) -> 
     return latency, wire, taken
 
 
-ROUND = ("all-gather", "reduce-scatter")  # collectives that go round all ranks, whatever domain they lie in
-RINGS = ("all-reduce", *ROUND)
-PAIRS = ("all-to-all", "send-recv")
-"""Messages from rank to rank: nothing is added, and no pipeline over levels of hosts has to fill."""
-
-
 @dataclass(frozen=True, slots=True)
 class Crossing:
     """A group over several domains: ``nbytes`` is what each domain works on, ``nics_Bps`` what its NICs carry in one direction."""
@@ -257,11 +233,8 @@ class Crossing:
 
 def cross_domains(crossing: Crossing, inside: PathChoice, paths: tuple[Path, ...], network: Network) -> PathChoice:
     """Price a collective over several domains: the cheapest protocol of the network, or one pipeline where none were measured.
-
     t = latency inside + hops of the network + what fills the pipeline + [ inside^norm + wire^norm ]^(1/norm) seconds.
-
-    ``inside`` is its stage inside the domains, chosen from ``paths``.
-    """
+    ``inside`` is its stage inside the domains, chosen from ``paths``."""
     if not network.protocols:
         return one_pipeline(crossing, inside, network)
     pairs, ordered = crossing.op in PAIRS, crossing.link.ordered
@@ -274,7 +247,7 @@ def one_pipeline(c: Crossing, inside: PathChoice, network: Network) -> PathChoic
     """Price both stages as one pipeline: log2 M network hops each way (a tree), L a hop, and 2 sqrt(L wire) that the best number of
     chunks loses beside both."""
     levels = np.minimum(1, c.domains - 1) if network.direct else c.levels
-    through = c.ranks if network.flat and c.op in RINGS else c.domains
+    through = c.ranks if network.flat and c.op in ("all-reduce", *ROUND) else c.domains
     wire = ring_factor(c.op, through) * c.nbytes / (c.nics_Bps * network.efficiency)
     hop = c.passes * (network.hops * c.link.latency_s)
     both = _overlapped_stages(inside.wire_s, wire, network) + 2 * network.pipelining * np.sqrt(hop * wire)
@@ -311,13 +284,11 @@ def _choice(latency: Number, wire: Number, path: Number, inside: PathChoice) -> 
     return PathChoice(latency, wire, path, inside.seconds / np.maximum(latency + wire, 1e-12))
 
 
-def price(
-    op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster, fabric: Fabric, outside: Number = 1.0
-) -> PathChoice:
-    """Price a collective inside a fast domain, or over several through the hosts' NICs, which carry ``outside`` of its bytes."""
+def price(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster, fabric: Fabric, share: Number = 1.0) -> PathChoice:
+    """Price a collective inside a fast domain, or over several through the hosts' NICs, which carry ``share`` of its bytes."""
     if not holds_anywhere(where.crosses):
         return choose(fabric.paths[op], nbytes, ranks)
-    across = _across(op, nbytes, ranks, where, cluster, fabric, outside)
+    across = _across(op, nbytes, ranks, where, cluster, fabric, share)
     some = isinstance(where.crosses, np.ndarray)  # of many groups those inside a domain have another price
     return _choice_where(where.crosses, across, choose(fabric.paths[op], nbytes, ranks)) if some else across
 
@@ -325,18 +296,15 @@ def price(
 def _across(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster, fabric: Fabric, outside: Number) -> PathChoice:
     if fabric.flat:
         return choose(fabric.network_paths[op], nbytes, ranks)
-    inside_ranks = np.minimum(where.ranks_per_domain, ranks)
-    paths = fabric.network_paths[op]
+    inside_ranks, paths = np.minimum(where.ranks_per_domain, ranks), fabric.network_paths[op]
     inside = choose(paths, nbytes, stage_ranks(op, ranks, inside_ranks) if fabric.network.protocols else inside_ranks)
-    hosts_per_domain = max(1, cluster.domain // cluster.gpus_per_host)
-    total = cluster.nics_per_host * hosts_per_domain * cluster.inter.bandwidth_Bps
+    total = cluster.nics_per_host * max(1, cluster.domain // cluster.gpus_per_host) * cluster.inter.bandwidth_Bps
     # Groups side by side share the NICs: a GPU's own, or those of a host among all that run there.
     users = cluster.domain if cluster.inter.nic_per_gpu else pick(np.asarray(where.used) > 0, where.used, cluster.domain)
     share = np.minimum(1.0, inside_ranks / users)
     # In an all-to-all every rank of a host sends its own buffer; other collectives carry one tensor for the host.
     carried = nbytes * inside_ranks if op in ("all-to-all", "dispatch", "combine") else nbytes
-    domains = np.maximum(1, where.domains)
-    crossing = Crossing(op, carried * outside, ranks, inside_ranks, domains, total * share, cluster.inter)
+    crossing = Crossing(op, carried * outside, ranks, inside_ranks, np.maximum(1, where.domains), total * share, cluster.inter)
     across = cross_domains(crossing, inside, paths, fabric.network)
     if not fabric.network.curves:
         return across
@@ -345,8 +313,8 @@ def _across(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluste
 
 
 def _choice_where(condition: Condition, yes: PathChoice, no: PathChoice) -> PathChoice:
-    parts = ((yes.latency_s, no.latency_s), (yes.wire_s, no.wire_s), (yes.path, no.path), (yes.inside, no.inside))
-    return PathChoice(*(pick(condition, a, b) for a, b in parts))
+    names = ("latency_s", "wire_s", "path", "inside")
+    return PathChoice(*(pick(condition, getattr(yes, name), getattr(no, name)) for name in names))
 
 
 def for_experts(fabric: Fabric, experts: int, num_sms: int) -> Fabric:

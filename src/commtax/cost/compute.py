@@ -1,9 +1,7 @@
 """The kernels of one step on one rank: shapes, FLOPs and bytes of every operation, for any mix of decode and prefill.
 
 A step is a list of ``Kernel``s with the shapes that decide their time; ``kernels.py`` turns shapes into seconds. Layers of
-one kind share their kernels, so the list stays short whatever the depth. Behind the layers: encoders (vision and audio towers,
-whose tokens all see each other), and the routed part of a mixture of experts: how many experts tokens choose, and the busiest rank.
-
+one kind share their kernels, so the list stays short whatever the depth.
 Change here which kernels a step launches, and their FLOPs and bytes.
 """
 
@@ -24,6 +22,16 @@ from commtax.ledger import Part, Place
 from commtax.records import dataclass, replace
 from commtax.spec import DTYPE_BYTES, Attention, DeltaNet, Engine, Experts, Mixer, Mlp, Model, Number, Plan, Workload
 
+Maker = Callable[[KernelStep, Any, int], Iterator[Kernel]]
+ACTIVATION_BYTES = 2.0  # bf16
+LARGEST = (0.0, 0.564, 1.029, 1.424, 1.766, 2.07, 2.343, 2.594, 2.826)
+"""Mean of the largest of 1, 2, 4 … 256 standard normal values (Harter 1961)."""
+DRAWS = 8  # of popularities that a placement is judged by
+DRIFT = 0.15
+"""How far an expert's load of one step lies from the measured one that a layout rests on, as a share of it. SGLang's blog of
+2026-06-26: balancing each batch gains 2.7 to 7.3 % over a layout by measured loads, which is what loads that drift so leave."""
+GATE, DOWN = "mlp.experts.gate_proj", "mlp.experts.down_proj"  # weights as checkpoints name them
+
 
 def step_kernels(
     model: Model,
@@ -37,8 +45,7 @@ def step_kernels(
     balanced: bool = False,
     copied_tokens: Number = 0.0,
 ) -> list[Kernel]:
-    """List every kernel of one step, all pipeline stages in sequence, where ``sorts`` draws tokens from the most likely ones and
-    the other settings are those of ``KernelStep``."""
+    """List every kernel of one step, all pipeline stages in sequence, where ``sorts`` draws tokens from the most likely ones."""
     step = KernelStep(model, plan, work, rows, engine, exchange, imbalance, balanced, plan.cp, copied_tokens)
     layers = _layers(step)
     if plan.sequence_parallel:  # what lies between a scatter and a gather runs on a rank's own rows
@@ -66,9 +73,6 @@ def head_kernel(model: Model, plan: Plan, rows: Number, engine: Engine) -> Kerne
     """Return the product that makes logits of ``rows`` rows over this rank's part of the vocabulary."""
     step, name = KernelStep(model, plan, Workload(), rows, engine), "" if model.tied else "lm_head"
     return step.gemm("head", "head", "", 1, rows, padded_vocab(model, plan, engine) / plan.tp, model.hidden, name)
-
-
-Maker = Callable[[KernelStep, Any, int], Iterator[Kernel]]
 
 
 @lru_cache(maxsize=256)
@@ -150,9 +154,6 @@ def _dense_kernels(s: KernelStep, part: Part, width: Number, gated: bool, count:
     yield s.gemm(f"{part} down", part, "down", count, rows, s.model.hidden, width, f"{name}.down_proj")
 
 
-ACTIVATION_BYTES = 2.0  # bf16
-
-
 def encoder_attention(batch: Number, length: Number, heads: Number, head_dim: Number) -> Kernel:
     """Return attention of ``length`` tokens over each other: 4 length^2 FLOPs per element of each head, and four tensors move."""
     flops, nbytes = 4.0 * batch * heads * length**2 * head_dim, 4 * ACTIVATION_BYTES * batch * length * heads * head_dim
@@ -188,15 +189,6 @@ def tower_kernels(s: KernelStep) -> Iterator[Kernel]:
             yield s.gemm(f"tower {name.removesuffix('.weight')}", "tower", "", some * copies, tokens, out, into)
 
 
-LARGEST = (0.0, 0.564, 1.029, 1.424, 1.766, 2.07, 2.343, 2.594, 2.826)
-"""Mean of the largest of 1, 2, 4 … 256 standard normal values (Harter 1961)."""
-DRAWS = 8  # of popularities that a placement is judged by
-DRIFT = 0.15
-"""How far an expert's load of one step lies from the measured one that a layout rests on, as a share of it. SGLang's blog of
-2026-06-26: balancing each batch gains 2.7 to 7.3 % over a layout by measured loads, which is what loads that drift so leave."""
-GATE, DOWN = "mlp.experts.gate_proj", "mlp.experts.down_proj"  # weights as checkpoints name them
-
-
 def routed_experts(s: KernelStep, f: Experts, count: int) -> Iterator[Kernel]:
     """Yield the kernels of the routed part of ``count`` layers on the rank that all others wait for."""
     sizes, behind = _sizes(s, f), s.engine.kernels.experts_apart or s.exchange
@@ -216,8 +208,7 @@ def routed_experts(s: KernelStep, f: Experts, count: int) -> Iterator[Kernel]:
 def _sizes(s: KernelStep, f: Experts) -> RoutedSizes:
     """Return the sizes of the routed part: across replicas a rank works on the tokens of the whole group that chose its experts."""
     plan, popularity, ranks = s.plan, s.engine.kernels.popularity, expert_ranks(s.plan, s.engine)
-    tokens = s.rows * ranks.reach
-    slots = f.num_experts + plan.redundant
+    tokens, slots = s.rows * ranks.reach, f.num_experts + plan.redundant
     active = busiest_active(f, tokens, plan.ep, popularity) * slots / f.num_experts
     placing = Placing.of(s.engine, plan, s.balanced)
     load = np.minimum(plan.ep, s.imbalance) if s.imbalance else busiest_rank(f, tokens, plan.ep, placing)
@@ -268,7 +259,6 @@ def _plain_experts(s: KernelStep, r: RoutedSizes, count: int, biased: bool) -> I
 
 def chosen_experts(moe: Experts, tokens: Number, popularity: float) -> Number:
     """Return the mean number of different experts that ``tokens`` tokens choose.
-
     The first token chooses ``top_k``; each of the others leaves an expert out with 1 - k/E if all are equally popular:
     E - (E - k) (1 - k/E)^(n - 1). With popularities spread as a gamma distribution of shape a, the power becomes
     (1 + (n - 1) k / (E a))^(-a): few experts are popular and many stay cold.
@@ -276,18 +266,15 @@ def chosen_experts(moe: Experts, tokens: Number, popularity: float) -> Number:
     >>> round(float(chosen_experts(Experts(128, 8, 1), 1, 0.7)), 1), round(float(chosen_experts(Experts(128, 8, 1), 16, np.inf)), 1)
     (8.0, 82.4)
     """
-    further = np.maximum(0.0, tokens - 1)
-    share = moe.top_k / moe.num_experts
+    further, share = np.maximum(0.0, tokens - 1), moe.top_k / moe.num_experts
     cold = (1 + further * share / popularity) ** -popularity if np.isfinite(popularity) else (1 - share) ** further
     return moe.num_experts - (moe.num_experts - moe.top_k) * cold
 
 
 def busiest_active(moe: Experts, tokens: Number, ep: Number, popularity: float) -> Number:
     """Return the experts with work on the rank that has the most of them: all ranks wait for the weights that it reads.
-
     Of E/ep experts each has work with q = chosen/E, so their number spreads by sqrt(E/ep q (1 - q)) around its mean, less what
     the fixed total takes; the largest of n normal values lies ``LARGEST`` spreads above it. All of them at the most.
-
     Where all experts are equally popular, ranks are taken to be so too.
 
     >>> [round(float(busiest_active(Experts(256, 8, 1), n, 8, 0.7)), 1) for n in (1, 16, 4096)]
@@ -313,7 +300,6 @@ class Placing:
 
 def busiest_rank(moe: Experts, tokens: Number, ep: Number, placing: Placing) -> Number:
     """Return the copies of the busiest of ``ep`` ranks over the mean, when experts lie whole on ranks: all wait for it.
-
     A rank's load is the sum of E/ep popularities of a gamma distribution of shape a, so its relative spread is sqrt(ep / (E a)),
     beside that of drawing n copies by chance, sqrt(ep / n); less what the fixed total takes, sqrt(1 - 1/ep). A layout by measured
     loads, with copies of popular experts, leaves what ``laid_out`` says instead of the first, and that loads of a step drift from
@@ -341,7 +327,6 @@ def _largest_load(ep: Number) -> Number:
 
 def laid_out(num_experts: int, ep: Number, popularity: float, redundant: int) -> tuple[Number, Number]:
     """Lay experts out by measured loads, the most popular ones with ``redundant`` further copies (EPLB).
-
     Returned are the load of the busiest rank over the mean, and the sum of the squares of all copies' shares of it. Each copy in
     turn goes to the expert with the most tokens a copy, then copies go to the emptiest rank, largest first: means of a few draws
     of the popularities.

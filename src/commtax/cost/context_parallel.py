@@ -27,14 +27,12 @@ JOINED_BY_SUMS = "ag_rs"
 
 def attentions(model: Model) -> Mapping[Attention, int]:
     """Count the layers with attention by kind, ignoring differences in their window."""
-    layers = (model.blocks[i].attention for i in model.layers)
-    return Counter(replace(a, window=0) for a in layers if a)
+    return Counter(replace(a, window=0) for a in (model.blocks[i].attention for i in model.layers) if a)
 
 
 def whole_rows(work: Workload, rows: Number, latent: bool) -> Number:
     """Return the rows whose attention is split: of decodes, padded where alone, and over plain keys of prompts too."""
-    prompts = np.asarray(work.prefill_tokens) > 0
-    return pick(prompts, work.decode_seqs * work.rows_per_seq, rows) if latent else rows
+    return pick(np.asarray(work.prefill_tokens) > 0, work.decode_seqs * work.rows_per_seq, rows) if latent else rows
 
 
 def joined_widths(a: Attention) -> tuple[int, int]:
@@ -93,14 +91,11 @@ def key_values(a: Attention) -> Number:
     beside = a.indexer.head_dim if a.indexer and a.indexer.own else 0
     if m := a.compressed:
         return a.head_dim + (2 * m.overlap * (a.head_dim + beside) if m.ratio else 0)
-    if a.latent:
-        return a.latent.kv_rank + a.latent.rope_dim + beside
-    return a.head_dim + a.v_head_dim
+    return a.latent.kv_rank + a.latent.rope_dim + beside if a.latent else a.head_dim + a.v_head_dim
 
 
 def split_prompt_items(model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine) -> Iterator[Item]:
-    """Yield what cp ranks send that split prompts: each layer's keys, the last hidden states once, and rows for experts they
-    share."""
+    """Yield what cp ranks send that split prompts: each layer's keys, the last hidden states once, and rows for shared experts."""
     if not holds_anywhere(np.asarray(plan.cp) > 1):
         return
     act, tokens = DTYPE_BYTES[plan.activations_dtype], work.prefill_tokens

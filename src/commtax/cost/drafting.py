@@ -71,8 +71,7 @@ def draft_step(t: PricingTerms, work: Workload) -> tuple[list[Kernel], list[Item
     d = t.drafter
     if d is None or d.model is None or work.rows_per_seq == 1:
         return [], []
-    passes = list(draft_passes(d, work))
-    each = ((kernel, p.count) for p in passes for kernel in _pass_kernels(t, d, d.model, p))
+    each = ((kernel, p.count) for p in draft_passes(d, work) for kernel in _pass_kernels(t, d, d.model, p))
     kernels = [replace(k, what=f"draft {k.what}", count=k.count * count, stage="draft") for k, count in each]
     return kernels, draft_items(d, t.plan, work, t.engine, t.settings.ep_backend, t.settings.eager)
 
@@ -104,8 +103,7 @@ def _pass_kernels(t: PricingTerms, d: Drafter, model: Model, p: DraftPass) -> It
     yield head_kernel(model, plan, p.samples, engine)
     yield from _input_kernels(KernelStep(model, plan, p.work, rows, engine), d, p)
     if d.markov:
-        drafts = p.work.rows_per_seq - 1
-        width = padded_vocab(model, plan, engine) / plan.tp
+        drafts, width = p.work.rows_per_seq - 1, padded_vocab(model, plan, engine) / plan.tp
         step = KernelStep(model, plan, p.work, p.samples / drafts, engine)
         yield step.gemm("correction", "head", "", drafts, p.samples / drafts, width, d.markov)
 
@@ -114,8 +112,7 @@ def _input_kernels(s: KernelStep, d: Drafter, p: DraftPass) -> Iterator[Kernel]:
     """Yield the matrices before its first layer, whole on every rank, and verified tokens' keys and values if only those enter."""
     hidden, fresh = s.model.hidden, np.any(np.asarray(p.verified) > 0)
     if d.joined and (d.rejoined or fresh):
-        rows = p.verified if d.context_only else s.rows
-        yield s.gemm("input", "embedding", "", 1, rows, hidden, d.joined * hidden)
+        yield s.gemm("input", "embedding", "", 1, p.verified if d.context_only else s.rows, hidden, d.joined * hidden)
     a = s.model.attention
     keys: Number = a.num_kv_heads / np.minimum(s.plan.tp, a.num_kv_heads) * (a.head_dim + a.v_head_dim)
     if a.latent or a.compressed:  # a latent is made whole by every rank

@@ -27,6 +27,16 @@ SECONDS: Mapping[str, str] = table("cost/forms.toml")["seconds"]
 RATES = {"link_Bps": "the link", "sm_Bps": "multiprocessors that copy"}  # constants that are rates: a time goes with their inverse
 DAMPED = ("tau",)  # seconds after which arithmetic slows down: they go with the arithmetic's own
 CACHE_SHARPNESS = 6  # of the step from a tensor that the cache keeps to one that it does not, as measured on L40S
+GROUPED_TILE_M = 32  # grouped products have few rows an expert, and smaller tiles
+TILE_M, TILE_N = 64, 128  # tensor-core tiles that m and n are padded to
+FULL_TILE = 256  # the serial loop over k slows with rows up to this many
+PACKED_LOGS = {f"pack{rows}": math.log(rows) for rows in (2, 3, 4, 6, 8, 12, 16, 32)}  # rows that ``pack`` may be given at
+QUANTISED_COLUMNS = 2048  # quantising a row takes as long as for this many columns at least
+HEAD_DIM, HEAD_OFFSET = 128.0, 150.0
+QUERY_TILE = 128.0  # queries of one block of a prompt
+PACKED_ROWS = (16.0, 64.0)  # rows up to which FlashInfer takes a smaller tile
+HEAD_SIZES = {size: math.log2(size) for size in (64, 128, 192, 256, 512)}
+"""Head sizes that a constant may be given at, and their logarithms: beyond 64, 128 and 256 where another kernel serves them."""
 
 
 def norm(p: float, *terms: Number) -> Number:
@@ -42,7 +52,6 @@ def norm(p: float, *terms: Number) -> Number:
 
 def from_memory(nbytes: Number, cache_bytes: Number) -> Number:
     """Return the bytes that come from memory where a kernel's input was just written and a cache may have kept it.
-
     n / (1 + (cache / n)^6). It is at least n - 0.64 cache, and all of n where the cache's size is not known (0).
 
     >>> [round(float(from_memory(n * 1e6, 96e6)) / 1e6) for n in (48, 96, 192)]
@@ -58,27 +67,17 @@ def vector_flops_per_s(chip: Chip) -> float:
 
 def equation_of(function: Callable[..., object]) -> str:
     """Return the sentence of a docstring that begins with "t =", in one line: equations stand there and nowhere else."""
-    words = " ".join((function.__doc__ or "").split())
-    match = re.search(r"\bt = .*?(?=\.(?:\s|$))", words)
+    match = re.search(r"\bt = .*?(?=\.(?:\s|$))", " ".join((function.__doc__ or "").split()))
     return match[0].replace("``", "") if match else ""
-
-
-GROUPED_TILE_M = 32  # grouped products have few rows an expert, and smaller tiles
-TILE_M, TILE_N = 64, 128  # tensor-core tiles that m and n are padded to
-FULL_TILE = 256  # the serial loop over k slows with rows up to this many
-PACKED_LOGS = {f"pack{rows}": math.log(rows) for rows in (2, 3, 4, 6, 8, 12, 16, 32)}  # rows that ``pack`` may be given at
-QUANTISED_COLUMNS = 2048  # quantising a row takes as long as for this many columns at least
 
 
 def gemm(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
     """Price C = A B with cold weights, where memory and the serial loop over k feed the tensor cores and both compete with
     arithmetic.
-
     t = t0 + q m max(k, 2048) + [ (memory^1.5 + serial^1.5)^(p/1.5) + compute^p ]^(1/p), with serial = kl ln(1 + k/kc)
     (1 + min(m, 256)/mk) and compute on padded tiles with a prologue of k0. ``q`` is dynamic quantisation (fp8). Where it
     was measured, long kernels droop: power draws the clock down by up to ``droop`` over ``tau`` seconds, and what the chip's cache
-    keeps comes at ``el`` times the memory's rate. Grouped products over experts have smaller tiles.
-    """
+    keeps comes at ``el`` times the memory's rate. Grouped products over experts have smaller tiles."""
     memory = moved_bytes(k.nbytes, k.shape.kept if k.shape else 0.0, c) * (1 + _laid_out(k.m, c)) / (c["eb"] * bandwidth_Bps)
     serial = c["kl"] * np.log1p(k.k / c["kc"]) * (1 + np.minimum(k.m, FULL_TILE) / c["mk"])
     tile_m, tile_n = c.get("tile_m", TILE_M), c.get("tile_n", TILE_N)
@@ -87,8 +86,7 @@ def gemm(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts
         rows = np.maximum(tile_m, k.m + tile_m / 2)
     else:
         rows = tile_m * np.ceil(k.m / tile_m)
-    padded = rows * tile_n * np.ceil(k.n / tile_n)
-    compute = 2 * padded * (k.k + c["k0"]) / (c["ep"] * flops_per_s)
+    compute = 2 * (rows * tile_n * np.ceil(k.n / tile_n)) * (k.k + c["k0"]) / (c["ep"] * flops_per_s)
     if "droop" in c:
         compute = compute * (1 + c["droop"] * compute / (compute + c["tau"]))
     feed = memory * np.sqrt(memory) + serial * np.sqrt(serial)
@@ -113,40 +111,28 @@ def small(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Part
     return c["t0"], k.nbytes / (c["eb"] * bandwidth_Bps)
 
 
-HEAD_DIM, HEAD_OFFSET = 128.0, 150.0
-QUERY_TILE = 128.0  # queries of one block of a prompt
-PACKED_ROWS = (16.0, 64.0)  # rows up to which FlashInfer takes a smaller tile
-HEAD_SIZES = {size: math.log2(size) for size in (64, 128, 192, 256, 512)}
-"""Head sizes that a constant may be given at, and their logarithms: beyond 64, 128 and 256 where another kernel serves them."""
-
-
 def decode_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
     """Price one new token per sequence over its cached keys: bytes of the cache, blocks in turn, the loop over the length.
-
     t = t0 + [ memory^p + blocks^p + serial^p + compute^p ]^(1/p) seconds, with blocks = tc batch kv_heads (d + d0)/(128 + d0), d0 =
-    150 where none was fitted, and serial = kl ln(1 + length/kc) + kb ln(batch). Fitted on measured kernels (``catalog/kernels``).
-    """
+    150 where none was fitted, and serial = kl ln(1 + length/kc) + kb ln(batch). Fitted on measured kernels
+    (``catalog/kernels``)."""
     moved = moved_bytes(k.nbytes, _context_of(k).kept, c) + k.batch * k.heads * k.head_dim * 4.0
-    memory = moved / (_by_head_dim(k.head_dim, c, "eb") * bandwidth_Bps)
-    offset = c.get("d0", HEAD_OFFSET)
+    memory, offset = moved / (_by_head_dim(k.head_dim, c, "eb") * bandwidth_Bps), c.get("d0", HEAD_OFFSET)
     blocks = c["tc"] * k.batch * k.kv_heads * ((k.head_dim + offset) / (HEAD_DIM + offset))
     serial = c["kl"] * np.log1p(k.length / c["kc"])
     if "kb" in c:  # batched products of one query each: the more of them, the slower a launch
         serial = serial + c["kb"] * np.log(np.maximum(1, k.batch))
-    compute = k.flops / flops_per_s
-    p = c["p"]
+    compute, p = k.flops / flops_per_s, c["p"]
     return c["t0"], (memory**p + blocks**p + serial**p + compute**p + TINY) ** (1 / p)
 
 
 def prefill_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
     """Price causal attention of whole prompts: arithmetic at the head size's rate, memory, and the longest single block.
-
     t = t0 + [ (compute + moved)^p + longest^p ]^(1/p) seconds, with longest = tl (new + past) (d + 128)/256, of a window no more
     than that and the block's own queries. Queries, keys and
     outputs pass through the multiprocessors at ``tm`` seconds a byte, or at what memory attains where that is slower: A100's
     758 GB/s are a third of its memory, and on L40S, with 2.3 times the cycles, the same kernels fill its 864 GB/s. Fitted on
-    measured kernels (``catalog/kernels``).
-    """
+    measured kernels (``catalog/kernels``)."""
     if "tile_q" in c:
         return tiled_prefill(k, c, bandwidth_Bps, flops_per_s)
     edges = k.batch * k.length * c["c0"] * k.heads * 4.0 * k.head_dim  # tiles at the diagonal compute more than half
@@ -159,9 +145,7 @@ def prefill_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: fl
 def tiled_prefill(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
     """Price the same with whole tiles of queries, where that was fitted: a block computes its whole tile against every key that any
     of its queries sees.
-
-    t = t0 + [ (compute + tb blocks)^p + moved^p + longest^p ]^(1/p) seconds.
-    """
+    t = t0 + [ (compute + tb blocks)^p + moved^p + longest^p ]^(1/p) seconds."""
     tile, blocks = _tiles(k, c)
     flops = np.maximum(k.flops, 4.0 * k.batch * k.heads * k.head_dim * _tile_pairs(k, tile))
     compute = flops / (_by_head_dim(k.head_dim, c, "ep") * flops_per_s) + c["tb"] * k.batch * blocks

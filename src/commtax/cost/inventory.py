@@ -1,9 +1,7 @@
 """The tensors of a model, named and shaped as common checkpoints have them, with how ranks share each and how each is stored.
 
 One inventory answers for parameter counts, weights per rank, and what tensor parallelism must add up again. Names
-follow the common checkpoint spelling, with ``N`` for a layer's number; shapes are (out, in), experts first. The format that a
-checkpoint stores each in: patterns of its own spelling against these names. Last, the part of each tensor that one rank holds, and
-the bytes that it is stored in.
+follow the common checkpoint spelling, with ``N`` for a layer's number; shapes are (out, in), experts first.
 """
 
 import math
@@ -22,6 +20,20 @@ from commtax.spec import DTYPE_BYTES, Engine, Number, Plan
 from commtax.spec.model import Attention, Block, Compressed, DeltaNet, Experts, Extra, Indexer, Latent, Mlp, Model, Quant
 
 FIRST, LAST = -1, -2  # where a tensor lives that belongs to no layer: the first pipeline stage or the last
+ROOTS = ("model.", "language_model.model.", "model.language_model.", "backbone.")
+"""What checkpoints put before ``layers``, where a decoder stands alone or beside a vision tower."""
+EXPLICIT = ("head", "embedding")  # parts that are quantised only where a format names them: engines build them without
+EXPERTS = "mlp.experts.down_proj"  # a module of the routed experts: all of theirs are stored alike
+Formats = tuple[tuple[Quant, float], ...]  # formats with the share of a tensor's layers that each stores
+ROWWISE = "fp8-rowwise"
+"""fp8 with a scale a row of either factor (torchao's recipe), which is cast anew for each of the three products."""
+SCALES: dict[str, tuple[tuple[int, int], float]] = {
+    **dict.fromkeys(("mxfp8", "mxfp4", "fp4"), ((1, 32), 1.0)),
+    ROWWISE: ((1, 0), 4.0),
+    "nvfp4": ((1, 16), 1.0),
+    "int4": ((1, 128), 2.0),
+}
+"""Values that share a scale, and its bytes: OCP Microscaling formats 1.0, NVFP4, GPTQ and AWQ groups; others one fp32 a tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +74,7 @@ def inventory(model: Model) -> tuple[Tensor, ...]:
         tensors.append(Tensor("lm_head.bias", (model.vocab,), "vocab", "head", where=LAST))
     if model.tower:
         for name, shape, copies in (*model.tower.tensors, *model.tower.projector):
-            split = "tower" if len(shape) > 1 else "full"
-            tensors.append(Tensor(name, (copies, *shape), split, "tower"))
+            tensors.append(Tensor(name, (copies, *shape), "tower" if len(shape) > 1 else "full", "tower"))
     return tuple(tensors)
 
 
@@ -144,8 +155,7 @@ def _attention(hidden: int, a: Attention) -> Iterator[Tensor]:
 def _grouped_query(hidden: int, a: Attention) -> Iterator[Tensor]:
     q, kv, heads = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim, a.num_kv_heads
     bias = "heads" if a.qkv_bias else ""
-    gated = 2 if a.gate == "element" else 1
-    yield from _linear("self_attn.q_proj", gated * q, hidden, "heads", "attention", bias)
+    yield from _linear("self_attn.q_proj", (2 if a.gate == "element" else 1) * q, hidden, "heads", "attention", bias)
     if a.own_cache:
         yield from _linear("self_attn.k_proj", kv, hidden, "kv", "attention", bias and "kv", heads)
         if a.own_values:
@@ -170,8 +180,7 @@ def _latent(hidden: int, a: Attention, m: Latent) -> Iterator[Tensor]:
         yield from _linear("self_attn.q_proj", q, hidden, "heads", "attention")
     yield from _linear("self_attn.kv_a_proj_with_mqa", m.kv_rank + m.rope_dim, hidden, "full", "attention", bias)
     yield from _norm("self_attn.kv_a_layernorm", m.kv_rank, False)
-    up = a.num_heads * (m.nope_dim + a.v_head_dim)
-    yield from _linear("self_attn.kv_b_proj", up, m.kv_rank, "heads", "attention")
+    yield from _linear("self_attn.kv_b_proj", a.num_heads * (m.nope_dim + a.v_head_dim), m.kv_rank, "heads", "attention")
     if a.gate == "element":
         yield from _linear("self_attn.g_proj", a.num_heads * a.v_head_dim, hidden, "heads", "attention")
 
@@ -296,13 +305,6 @@ def num_active_params(model: Model, embedding: bool = True) -> int:
     return total
 
 
-ROOTS = ("model.", "language_model.model.", "model.language_model.", "backbone.")
-"""What checkpoints put before ``layers``, where a decoder stands alone or beside a vision tower."""
-EXPLICIT = ("head", "embedding")  # parts that are quantised only where a format names them: engines build them without
-EXPERTS = "mlp.experts.down_proj"  # a module of the routed experts: all of theirs are stored alike
-Formats = tuple[tuple[Quant, float], ...]  # formats with the share of a tensor's layers that each stores
-
-
 @lru_cache(maxsize=4096)
 def formats(model: Model, tensor: Tensor, quant: Quant) -> Formats:
     """Return the formats of a tensor: of each layer the first that holds it. What is left of 1 stays as it is."""
@@ -346,8 +348,7 @@ def spellings(name: str, spelled: tuple[tuple[str, str], ...], roots: tuple[str,
     """
     for ours, theirs in spelled:
         name = name.replace(ours, theirs)
-    numbered = name.replace(".experts.", ".experts.0.")
-    rest = [n.removeprefix("model.") for n in dict.fromkeys((name, numbered))]
+    rest = [n.removeprefix("model.") for n in dict.fromkeys((name, name.replace(".experts.", ".experts.0.")))]
     if not name.startswith("model."):
         return (*rest, *(f"language_model.{n}" for n in rest))
     return tuple(root + n for n in rest for root in roots)
@@ -401,27 +402,12 @@ def _layers_matching(model: Model, pattern: str, spelled: tuple[tuple[str, str],
     return tuple(i for i, kind in enumerate(model.layers) if kind in kinds)
 
 
-ROWWISE = "fp8-rowwise"
-"""fp8 with a scale a row of either factor (torchao's recipe), which is cast anew for each of the three products."""
-SCALES: dict[str, tuple[tuple[int, int], float]] = {
-    ROWWISE: ((1, 0), 4.0),
-    "mxfp8": ((1, 32), 1.0),
-    "mxfp4": ((1, 32), 1.0),
-    "nvfp4": ((1, 16), 1.0),
-    "fp4": ((1, 32), 1.0),
-    "int4": ((1, 128), 2.0),
-}
-"""Values that share a scale, and its bytes: OCP Microscaling formats 1.0, NVFP4, GPTQ and AWQ groups; others one fp32 a tensor."""
-
-
 def share(split: str, model: Model, plan: Plan, engine: Engine, units: int = 1) -> Number:
     """Return the part of a tensor that one rank holds: 1/tp, of kv as long as there are ``units`` heads, 1/ep of experts and their
     copies (split over the ranks that share them), and 1/tp of the padded vocabulary."""
     tp = plan.tp
-    if split == "full":
+    if split == "full" or (split == "tower" and plan.tower == "data"):
         return tp * 0 + 1.0
-    if split == "tower":
-        return tp * 0 + 1.0 if plan.tower == "data" else 1.0 / tp
     if split == "kv":
         return 1.0 / np.minimum(tp, units)
     if split == "vocab":
@@ -430,9 +416,7 @@ def share(split: str, model: Model, plan: Plan, engine: Engine, units: int = 1) 
         return pick(tokens_split(model, plan, engine), 1.0, 1.0 / tp)
     if split == "expert":
         return _replication_factor(model, plan) / (plan.ep * expert_ranks(plan, engine).inside)
-    if split == "expert_bias":
-        return tp * 0 + _replication_factor(model, plan) / plan.ep
-    return 1.0 / tp
+    return tp * 0 + _replication_factor(model, plan) / plan.ep if split == "expert_bias" else 1.0 / tp
 
 
 def _replication_factor(model: Model, plan: Plan) -> Number:
@@ -489,7 +473,6 @@ class RankTensor:
 
 def stage_layers(model: Model, pp: int, odd: str = "before-last") -> list[range]:
     """Divide layers over pipeline stages, where an uneven split gives the odd layers to the stages that ``odd`` names.
-
     vLLM: those before the last. SGLang: the last ones. TensorRT-LLM: the first ones.
 
     >>> from commtax.catalog import model
@@ -497,12 +480,9 @@ def stage_layers(model: Model, pp: int, odd: str = "before-last") -> list[range]
     [6, 6, 7, 7, 6]
     """
     base, rest = divmod(model.num_layers, pp)
-    sizes = [base] * pp
     start = {"before-last": pp - 1 - rest, "last": pp - rest, "first": 0}[odd]
-    for i in range(start, start + rest):
-        sizes[i] += 1
-    ends = np.cumsum(sizes)
-    return [range(int(end) - size, int(end)) for size, end in zip(sizes, ends, strict=True)]
+    sizes = [base + (start <= i < start + rest) for i in range(pp)]
+    return [range(int(end) - size, int(end)) for size, end in zip(sizes, np.cumsum(sizes), strict=True)]
 
 
 def rank_tensors(model: Model, plan: Plan, engine: Engine, stage: int, pp: int) -> list[RankTensor]:
@@ -514,8 +494,7 @@ def rank_tensors(model: Model, plan: Plan, engine: Engine, stage: int, pp: int) 
             count = sum(model.layers[i] == tensor.where for i in layers)
         else:
             home = 0 if tensor.where == FIRST else pp - 1
-            tied_copy = model.tied and tensor.split == "vocab" and stage == pp - 1
-            count = int(stage == home or tied_copy)
+            count = int(stage == home or (model.tied and tensor.split == "vocab" and stage == pp - 1))
         if count:
             whole = weight_bytes(model, tensor, plan) * count
             rows.append(RankTensor(tensor, count, whole * share(tensor.split, model, plan, engine, tensor.units), whole / plan.tp))
@@ -527,8 +506,7 @@ def by_pp(pp: Number, one: Callable[[int], float]) -> Number:
     if np.ndim(pp) == 0:
         return float(one(int(pp)))
     values, back = np.unique(np.asarray(pp), return_inverse=True)
-    results = np.array([one(int(v)) for v in values], dtype=float)
-    return results[back].reshape(np.shape(pp))
+    return np.array([one(int(v)) for v in values], dtype=float)[back].reshape(np.shape(pp))
 
 
 def fullest_layers(model: Model, plan: Plan) -> Number:
@@ -558,17 +536,15 @@ def fullest_of(model: Model, plan: Plan) -> list[Number]:
     both = pick(np.asarray(plan.pp) > 1, SCHEDULES[plan.schedule].directions, 1)
 
     def times(where: int) -> Number:
-        return by_pp(plan.pp, lambda pp: _fullest_stage_layers(model, pp)[where])
+        return by_pp(plan.pp, lambda pp: _fullest_stage_layers(model, pp)[where]) * both
 
-    return [times(where) * both for where in range(len(model.blocks))]
+    return [times(where) for where in range(len(model.blocks))]
 
 
 def stage_params(model: Model, plan: Plan, engine: Engine) -> dict[str, Number]:
-    """Count the parameters one rank of the fullest stage holds: of its layers, their experts, and embedding and head (and of two
-    stages where microbatches enter at both ends)."""
+    """Count the parameters of the fullest stage on one rank, by group (of two stages where microbatches enter at both ends)."""
     total: dict[str, Number] = {"layers": 0.0, "experts": 0.0, "ends": 0.0}
-    directions = SCHEDULES[plan.schedule].directions
-    alone = (np.asarray(plan.pp) == 1) | (directions > 1)
+    alone = (np.asarray(plan.pp) == 1) | (SCHEDULES[plan.schedule].directions > 1)
     layers = fullest_of(model, plan)
     for (split, units, group, where), size in _sizes(model).items():
         count = share(split, model, plan, engine, units) * size
@@ -585,7 +561,6 @@ def _sizes(model: Model) -> dict[tuple[str, int, str, int], int]:
     """Sum the elements of tensors by how they are split and where they lie: (split, units, whose, where)."""
     sizes: dict[tuple[str, int, str, int], int] = {}
     for t in inventory(model):
-        group = "ends" if t.where < 0 else "experts" if t.part == "experts" else "layers"
-        key = (t.split, t.units, group, t.where)
+        key = (t.split, t.units, "ends" if t.where < 0 else "experts" if t.part == "experts" else "layers", t.where)
         sizes[key] = sizes.get(key, 0) + t.size
     return sizes

@@ -1,7 +1,5 @@
 """A kernel as the cost model sees it: the shapes that decide its time, FLOPs and bytes; and what steps make and price it from.
-
-Change here what a kernel or a priced step is made from: a new shape needs no field, but a record as ``Kernel.shape``.
-"""
+Change here what a kernel or a priced step is made from: a new shape needs no field, but a record as ``Kernel.shape``."""
 
 import math
 from typing import Any
@@ -41,10 +39,8 @@ class KernelContext:
 class Kernel:
     """``count`` launches of one shape. ``form``: gemm (m, n, k), decode or prefill attention, small or elementwise (bytes only), or
     another of ``forms`` with its sizes in ``shape``.
-
     ``flops`` and ``nbytes`` are of one launch and are what physics charges at the least. ``what`` is for people; ``part``,
-    ``place`` and ``stage`` say what it belongs to.
-    """
+    ``place`` and ``stage`` say what it belongs to."""
 
     what: str
     form: str
@@ -99,8 +95,7 @@ class KernelStep:
         return self.engine.kernels.quantises and self.model.quant is None
 
     def gemm(self, what: str, part: Part, place: Place, count: Number, m: Number, n: Number, k: Number, name: str = "") -> Kernel:
-        """Return a matrix product with the weight as stored under ``name`` ("": in 16 bits), quantising activations for fp8 and fp4
-        arithmetic."""
+        """Return a matrix product with the weight as stored under ``name`` ("": in 16 bits), activations as its format needs."""
         narrowed = name and (self.model.quant or self.plan.weights_dtype)  # else all is stored in 16 or 32 bits
         quant = format_of(self.model, name, quantisation(self.model, self.plan)) if narrowed else None
         plain = self.plan.activations_dtype
@@ -125,8 +120,7 @@ class KernelStep:
 
 
 def _unusual_format(quant: Quant) -> str:
-    """Return the format of weights that are unpacked for 16-bit products, or scaled in groups unlike fp8's usual ones. 4-bit
-    weights alone are unpacked by one kind of kernel, floats as integers."""
+    """Return the format of weights that are unpacked for 16-bit products, or scaled in groups unlike fp8's usual ones."""
     if quant.activations:
         return f"{quant.dtype}-{quant.activations}"
     if quant.dtype == "fp8" and quant.block in (MXFP8_BLOCK, FP8_TILE):

@@ -52,6 +52,16 @@ CLOCK_OF_POWER = 0.7
 of 500 W (``benchmarks/fit_fsdp.py``), transferred to other parts. A third would hold where voltage follows the clock; large
 products run near the lowest voltage already (1,450 of 1,980 MHz on an H200 at 690 W, benchmarks/h200), where power is nearly
 linear in the clock."""
+CACHED = ("latent", "absorbed", "sparse", "block", "compressed")
+"""What forms of attention begin with whose kernels tell by their arithmetic that a cache is narrow …"""
+ATTENDING = ("decode", "prefill")  # … and end with; a selector's keys are narrow whatever the cache is
+ATTENTION_PACES = {"decode": "pace_decoding", "prefill": "pace_prompting"}
+Factor = tuple[str, float]  # its name and its value
+TINY_STEP, ALONE = 1e-30, 1e-30
+MEMORY, ARITHMETIC = "memory", "arithmetic"
+CARRIERS = {MEMORY: "bytes at the memory's bandwidth", ARITHMETIC: "FLOPs at the arithmetic's peak", **SECONDS, **RATES}
+"""What time can come from, and in words."""
+NOTHING = 1e-13  # a share that rounding makes of nothing
 
 
 def seconds(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float = 1.0) -> Parts:
@@ -151,14 +161,12 @@ def least_s(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Number:
     kernel = _warm(kernel, constants_of(kernel, constants), chip)
     moved = kernel.nbytes - (kernel.shape.kept if isinstance(kernel.shape, KernelContext) else 0.0)
     if kernel.form in CHIP_FORMS:
-        cold_bytes = getattr(kernel.shape, "cold_bytes", 0.0)
-        moved = np.maximum(cold_bytes, moved - chip.l2_bytes)
+        moved = np.maximum(getattr(kernel.shape, "cold_bytes", 0.0), moved - chip.l2_bytes)
     return np.maximum(moved / chip.memory_Bps, kernel.flops / peak(kernel, chip, constants))
 
 
 def peak(kernel: Kernel, chip: Chip, constants: KernelConstants) -> float:
-    """Return the datasheet's rate of the arithmetic that a kernel runs in: bf16's for 4-bit products without constants of their
-    own."""
+    """Return the datasheet's rate of the arithmetic that a kernel runs in: bf16's for 4-bit products that have no constants."""
     peaks = chip.flops_per_s
     plain = peaks.get("bf16") or peaks["fp16"]
     if kernel.form in ROUTED and constants.tables[table_of(kernel, constants)].get("as_fp8"):
@@ -178,8 +186,7 @@ def table_of(kernel: Kernel, constants: KernelConstants) -> str:
         return "gemm.fp8-static"
     if kernel.form in ROUTED:  # the implementation's, else of the usual one, or of the nearest format; both halves share tables
         form = kernel.form.replace("routing", "experts", 1)
-        kinds = (kernel.stored, *STAND_INS.get(kernel.stored, ()), "bf16")
-        for kind, one in product(kinds, (form, form.partition("_")[0])):
+        for kind, one in product((kernel.stored, *STAND_INS.get(kernel.stored, ()), "bf16"), (form, form.partition("_")[0])):
             if (name := f"{one}.{kind}") in constants.tables:
                 return name
     exact = f"{kernel.form}.{kernel.stored}"
@@ -199,8 +206,7 @@ def table_of(kernel: Kernel, constants: KernelConstants) -> str:
 
 def kernel_source(kernel: Kernel, constants: KernelConstants) -> Source:
     """Return the source of a kernel's price. Narrower numbers at bf16's constants only count fewer bytes, which is assumed."""
-    name = table_of(kernel, constants)
-    family = f"were not measured on {constants.family} chips"
+    name, family = table_of(kernel, constants), f"were not measured on {constants.family} chips"
     if constants.label.kind in ("calibrated", "transferred") and name not in constants.own:
         if name == "gemm.bf16" and kernel.weight_bytes < 1:
             return Source("assumed", f"assumed: bf16 products on unpacked 4-bit weights {family}", "unpacked weights")
@@ -226,17 +232,11 @@ def widen_sigma(sigma: float, source: Source) -> float:
 
 
 def power_clock(chip: Chip, table: Table) -> float:
-    """Return the clock that a part's watts per FLOP/s allow, over the measured chip's: at most 1, and 1 where a table names
-    none."""
+    """Return the clock that a part's watts per FLOP/s allow, over the measured chip's: at most 1, and 1 by default."""
     usual, peak = table.get("tdp_w", 0.0), chip.flops_per_s.get("bf16") or chip.flops_per_s.get("fp16", 0.0)
     if not (chip.tdp_w and usual and peak):
         return 1.0
     return float(min(1.0, (chip.tdp_w / usual * table.get("flops_per_s", peak) / peak) ** CLOCK_OF_POWER))
-
-
-CACHED = ("latent", "absorbed", "sparse", "block", "compressed")
-"""What forms of attention begin with whose kernels tell by their arithmetic that a cache is narrow …"""
-ATTENDING = ("decode", "prefill")  # … and end with; a selector's keys are narrow whatever the cache is
 
 
 def wide_twin(k: Kernel) -> Kernel | None:
@@ -259,10 +259,6 @@ def wide_twin(k: Kernel) -> Kernel | None:
         moved = k.nbytes * WIDE_BYTES / k.weight_bytes if k.form.startswith("experts") else k.nbytes  # routing moves activations
         return replace(wide, nbytes=moved, stored="bf16")
     return replace(wide, nbytes=WIDE_BYTES * k.nbytes) if first in CACHED and last in ATTENDING else None
-
-
-ATTENTION_PACES = {"decode": "pace_decoding", "prefill": "pace_prompting"}
-Factor = tuple[str, float]  # its name and its value
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,9 +286,7 @@ def applied_s(kernel: Kernel, chip: Chip, constants: KernelConstants, a: KernelF
     return fixed * a.slow_rank, moving * a.slow_rank
 
 
-def kernel_line(
-    kernel: Kernel, count: Number, times: tuple[Number, Number], sigma: Number, t: PricingTerms, stage: Stage = ""
-) -> Line:
+def kernel_line(kernel: Kernel, count: Number, times: Parts, sigma: Number, t: PricingTerms, stage: Stage = "") -> Line:
     form, flops = kernel.form, kernel.flops
     how = f"{form}, {pass_of(stage)}" if stage else form
     item = Item(kernel.what, "", how, kernel.nbytes, 1, count, "", None, form, kernel.part, kernel.place, stage)
@@ -311,15 +305,13 @@ def served_lines(kernels: list[Kernel], t: PricingTerms) -> list[Line]:
     for kernel, applied, times in priced:
         line = kernel_line(kernel, kernel.count, times, kernel_sigma(kernel, t.constants), t, kernel.stage)
         slower = applied.slow_rank * applied.pace[1]
-        alone = times[0] / slower, times[1] / slower
-        why = narrow_note(kernel, alone, t.cluster.chip, t.constants, applied.rate)
+        why = narrow_note(kernel, (times[0] / slower, times[1] / slower), t.cluster.chip, t.constants, applied.rate)
         lines.append(replace(line, why=why) if why else line)
     return lines
 
 
 def applied_in_serving(kernel: Kernel, t: PricingTerms) -> KernelFactors:
-    """Return what a served step multiplies onto a kernel: a lower clock, since the chip heats up, and the engine's rate in narrow
-    formats."""
+    """Return what a served step multiplies onto a kernel: the lower clock of a hot chip, the engine's rate in narrow formats."""
     table, pace = t.constants.tables["step.bf16"], pace_of(kernel)
     rates: list[Factor] = [("step.clock", table["clock"]), ("power_clock", power_clock(t.cluster.chip, table))]
     if rate := {"fp8": "fp8_rate", "nvfp4": "fp4_rate"}.get(kernel.dtype):
@@ -343,13 +335,6 @@ def equation(form: str) -> str:
     't = t0 + bytes / (eb bandwidth) seconds'
     """
     return equation_of(CHIP_FORMS.get(form) or FORMS[form])
-
-
-TINY_STEP, ALONE = 1e-30, 1e-30
-MEMORY, ARITHMETIC = "memory", "arithmetic"
-CARRIERS = {MEMORY: "bytes at the memory's bandwidth", ARITHMETIC: "FLOPs at the arithmetic's peak", **SECONDS, **RATES}
-"""What time can come from, and in words."""
-NOTHING = 1e-13  # a share that rounding makes of nothing
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,11 @@
 """Seconds of kernels of particular layers: routed experts, latent and sparse attention, linear attention, and measured modules.
 
-Each section has the sizes that a kernel's ``shape`` holds and the forms that price it; at the end stand the tables of all forms.
+Records are the sizes that a kernel's ``shape`` holds, functions the forms that price it; at the end stand the tables of all forms.
 
 Attention over what heads share: entries have one width for all heads of a group, so a kernel reads each once for many heads and is
 often bound by arithmetic. Linear attention and other streams of activations: inputs were written by the kernel before and often lie
 in the chip's cache, so memory is charged what the cache does not keep; what surely comes from memory (states of many sequences) is
 ``cold_bytes``. Many of them are bound by the multiprocessors' instructions, which scale from chip to chip as plain fp32 arithmetic.
-
-Modules and exchanges that tables time whole: a measured module takes more than its products and attention, element-wise kernels and
-the host that launches them, where a step pays its own small kernels and an engine's host time. An exchange carries tokens to the
-ranks of their experts and back.
 """
 
 import numpy as np
@@ -27,6 +23,7 @@ BLOCKS = 140.0  # that run side by side on a chip: 108 to 152 multiprocessors on
 LEAST_TILE = 8.0  # rows of the smallest tile …
 FEW_TILE = 16.0  # … and of the one that kernels with two settings take for few tokens
 HALF = 0.5  # of an expert's last tile is empty on average
+VECTOR_TOKENS = 8  # tokens that a convolution loads at a time: shorter sequences take another path
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +60,9 @@ def routed_kernels(r: RoutedSizes, dtype: str, stored: str, weight_bytes: float,
 
 def routing(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:  # noqa: ARG001
     """Price the work around experts: t = t0 + te E + moved / bandwidth seconds, to choose, sort, permute, activate and combine.
-
     Moved are tokens (in and out) and copies: ``local`` passes over hidden and inner for those computed here, ``remote`` ones for
     those of other ranks that the kernels step over: Triton's writes zeros for them, which are then activated and summed as all
-    others are, so that ``wide`` more passes go over inner.
-    """
+    others are, so that ``wide`` more passes go over inner."""
     r: RoutedSizes = k.shape
     passes = (c["local"] * r.copies + c["remote"] * r.elsewhere) * (r.hidden + r.inner) + c.get("wide", 0.0) * r.elsewhere * r.inner
     return c["t0"] + c["te"] * r.routed, BYTES * (2 * r.tokens * r.hidden + passes) / bandwidth_Bps
@@ -75,15 +70,12 @@ def routing(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Pa
 
 def experts(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
     """Price both grouped products: t = [ weights^p + compute^p + longest^p ]^(1/p) seconds.
-
     They are padded to tiles: of columns ``tile_n``, of rows as many as an expert would get if all copies were for this rank, up to
     ``tile_m``: kernels choose by the tokens that they see. ``longest`` is one block's loop over both products, however few blocks
     there are, and ``tb`` for each block: experts cut into narrow slices have more and shorter ones than experts that lie whole
-    on ranks. A cached weight costs ``ec`` of one from memory.
-    """
+    on ranks. A cached weight costs ``ec`` of one from memory."""
     r: RoutedSizes = k.shape
-    tile = _tile_rows(r, c)
-    inner = c["tile_n"] * np.ceil(r.inner / c["tile_n"])
+    tile, inner = _tile_rows(r, c), c["tile_n"] * np.ceil(r.inner / c["tile_n"])
     weights = r.weights * inner / np.maximum(r.inner, TINY)
     rows = np.maximum(r.active * tile, r.copies + HALF * (tile - 1) * r.active)
     read = (r.active * weights * k.weight_bytes - (1 - c["ec"]) * r.cached_bytes) / (c["eb"] * bandwidth_Bps)
@@ -106,12 +98,7 @@ def _tile_rows(r: RoutedSizes, c: Table) -> Number:
 BACKENDS = ("", "_triton", "_cutlass", "_trtllm", "_marlin", "_wideep", "_context", "_generation")
 """Implementations: "" is what an engine usually runs, the others have constants of their own where they differ from it."""
 AROUND = frozenset(f"routing{tail}" for tail in BACKENDS)  # forms that stand for all launches around the experts of a layer
-ROUTED: dict[str, Form] = {
-    f"{name}{tail}": form for tail in BACKENDS for name, form in (("routing", routing), ("experts", experts))
-}
-
-
-# Attention over what heads share.
+ROUTED: dict[str, Form] = {f"{name}{end}": form for end in BACKENDS for name, form in (("routing", routing), ("experts", experts))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +152,9 @@ class HeadProduct:
 
 def latent_reading(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
     """Price queries of decode over shared entries: cache bytes or arithmetic on padded heads, beside each launch's own work.
-
     t = t0 + [ (tb groups + queries)^p + [memory^both + compute^both]^(p/both) + serial^p + (tl entries)^p ]^(1/p) seconds, with
     serial = kl ln(1 + entries/kc) (1 + heads/hs): splits of a cache are joined, the more heads the later. ``tl`` is what a
-    kernel takes that does not split a cache, ``tile`` the heads that one is padded to. Fitted on measured kernels.
-    """
+    kernel takes that does not split a cache, ``tile`` the heads that one is padded to. Fitted on measured kernels."""
     s: Reading = k.shape
     memory = k.nbytes / (c["eb"] * bandwidth_Bps)
     compute = k.flops * _padding_factor(s.heads, c["tile"]) / (c["ep"] * flops_per_s)
@@ -182,14 +167,11 @@ def latent_reading(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float
 
 def latent_prompts(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
     """Price causal attention of whole prompts with keys and values of their own width.
-
     t = t0 + [ (compute + memory + tb blocks + tr tokens)^p + (tl length)^p + (kl ln(1 + new/kc))^p ]^(1/p) seconds. Queries,
-    keys, values and outputs were just made or are read next: of them only what ``kept`` bytes of cache don't hold moves.
-    """
+    keys, values and outputs were just made or are read next: of them only what ``kept`` bytes of cache don't hold moves."""
     s: Prompts = k.shape
     tokens = s.seqs * s.new
-    activations = 4.0 * tokens * s.heads * s.width
-    memory = (k.nbytes + np.maximum(0.0, activations - c["kept"])) / (c["eb"] * bandwidth_Bps)
+    memory = (k.nbytes + np.maximum(0.0, (4.0 * tokens * s.heads * s.width) - c["kept"])) / (c["eb"] * bandwidth_Bps)
     blocks = c["tb"] * s.seqs * s.heads * np.ceil(s.new / QUERY_TILE) + c["tr"] * tokens
     p = c["p"]
     work = k.flops / (c["ep"] * flops_per_s) + memory + blocks
@@ -198,10 +180,8 @@ def latent_prompts(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float
 
 def latent_choosing(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
     """Price prompts whose tokens each see entries of their own choice: arithmetic on padded heads, or gathering the entries.
-
     t = t0 + [compute^p + gather^p]^(1/p) + tq tokens + tb seqs + tl entries seconds. Neighbours choose alike, so that most of
-    what is gathered comes from the chip's cache: at ``reuse`` times the memory's rate, never faster than each byte once.
-    """
+    what is gathered comes from the chip's cache: at ``reuse`` times the memory's rate, never faster than each byte once."""
     s: Choosing = k.shape
     compute = k.flops * _padding_factor(s.heads, c["tile"]) / (c["ep"] * flops_per_s)
     gather = np.maximum(s.gathered / (c["reuse"] * bandwidth_Bps), k.nbytes / bandwidth_Bps)
@@ -211,9 +191,7 @@ def latent_choosing(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: floa
 
 def selector_scan(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
     """Price a selector's scores over all that is cached, and the selection of the best.
-
-    t = t0 + [ (memory + ts candidates)^2 + compute^2 + (kl ln(1 + length/kc))^2 ]^(1/2) seconds.
-    """
+    t = t0 + [ (memory + ts candidates)^2 + compute^2 + (kl ln(1 + length/kc))^2 ]^(1/2) seconds."""
     s: SelectorScan = k.shape
     memory = k.nbytes / (c["eb"] * bandwidth_Bps) + c["ts"] * s.candidates
     compute = k.flops / (c["ep"] * flops_per_s)
@@ -223,12 +201,9 @@ def selector_scan(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float)
 def head_product(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
     """Price the absorbed products of latent attention, one matrix a head: t = t0 + tr rows heads + [memory^p + compute^p]^(1/p)
     seconds.
-
-    What a repeated measurement finds in the chip's cache moves at ``el`` times the memory's rate, up to ``kept`` bytes.
-    """
+    What a repeated measurement finds in the chip's cache moves at ``el`` times the memory's rate, up to ``kept`` bytes."""
     s: HeadProduct = k.shape
-    cold = k.nbytes + np.maximum(0.0, s.kept - c["kept"])
-    memory = cold / (c["eb"] * bandwidth_Bps) + s.kept / (c["el"] * bandwidth_Bps)
+    memory = (k.nbytes + np.maximum(0.0, s.kept - c["kept"])) / (c["eb"] * bandwidth_Bps) + s.kept / (c["el"] * bandwidth_Bps)
     compute = k.flops * np.maximum(1.0, c["tile"] / np.maximum(s.rows, 1.0)) / (c["ep"] * flops_per_s)
     p = c["p"]
     return c["t0"], (memory**p + compute**p + TINY) ** (1 / p) + c["tr"] * s.rows * s.heads
@@ -246,11 +221,6 @@ LATENT_FORMS: dict[str, Form] = {
     **{f"{kind}selector-{phase}": selector_scan for kind in ("", "block-", "compressed-") for phase in ("decode", "prefill")},
     "head-product": head_product,
 }
-
-
-# Linear attention.
-
-VECTOR_TOKENS = 8  # tokens that a convolution loads at a time: shorter sequences take another path
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,33 +256,27 @@ def stream(k: Kernel, c: Table, chip: Chip, rate: float) -> Parts:
     """Price a pass over activations: t = t0 + [ memory^p + vector^p + serial^p + starts^p ]^(1/p) seconds, with vector = operations
     / (ep fp32 rate), serial = tl steps and starts = ``ob`` operations a block."""
     shape: MemoryPass = k.shape
-    vector_Fps = vector_flops_per_s(chip) * rate
-    memory = _memory_s(k.nbytes, shape.cold_bytes, c, chip)
+    vector_Fps, memory = vector_flops_per_s(chip) * rate, _memory_s(k.nbytes, shape.cold_bytes, c, chip)
     terms = (memory, k.flops / (c["ep"] * vector_Fps), c["tl"] * shape.steps, c.get("ob", 0.0) * shape.blocks / vector_Fps)
     return c["t0"], norm(c["p"], *terms)
 
 
 def convolution(k: Kernel, c: Table, chip: Chip, rate: float) -> Parts:
     """Price a short convolution: t = t0 (1 + tv if vectorised) + [ memory^p + vector^p + starts^p ]^(1/p) seconds.
-
     Kernels with a block for each channel of each sequence (``s0`` above 0) spend on each as much as on ``s0`` tokens, and
-    1 + ``few`` as much where a sequence is too short for vector loads.
-    """
+    1 + ``few`` as much where a sequence is too short for vector loads."""
     shape: Convolution = k.shape
     vectorised = np.asarray(shape.tokens) >= VECTOR_TOKENS
     each_token_s = k.flops / (c["ep"] * vector_flops_per_s(chip) * rate)
     starts = each_token_s / shape.tokens * c.get("s0", 0.0) * (1 + c.get("few", 0.0) * ~vectorised)
-    fixed = c["t0"] * (1 + c.get("tv", 0.0) * vectorised)
-    return fixed, norm(c["p"], _memory_s(k.nbytes, 0.0, c, chip), each_token_s, starts)
+    return c["t0"] * (1 + c.get("tv", 0.0) * vectorised), norm(c["p"], _memory_s(k.nbytes, 0.0, c, chip), each_token_s, starts)
 
 
 def chunked_scan(k: Kernel, c: Table, chip: Chip, rate: float) -> Parts:
     """Price a scan in chunks: t = t0 + [ memory^p + work^p + tensor^p + serial^p ]^(1/p) seconds, with serial = tl chunks of a
     sequence.
-
     Memory moves the inputs, ``between`` of what a chain of kernels hands on, and ``states`` times the states. A sequence costs
-    as much work as ``s0`` further tokens; work / (es fp32 rate), which tensor cores lift above 1.
-    """
+    as much work as ``s0`` further tokens; work / (es fp32 rate), which tensor cores lift above 1."""
     shape: ChunkedScan = k.shape
     moved = k.nbytes + c["between"] * shape.between_bytes + (c["states"] - 1) * shape.state_bytes
     work = k.flops * (1 + c["s0"] / shape.tokens) / (c["es"] * vector_flops_per_s(chip) * rate)
@@ -322,12 +286,9 @@ def chunked_scan(k: Kernel, c: Table, chip: Chip, rate: float) -> Parts:
 
 def encoder_attention(k: Kernel, c: Table, chip: Chip, rate: float) -> Parts:
     """Price bidirectional attention of images or frames: t = t0 + [ compute^p + memory^p + longest^p ]^(1/p) seconds.
-
     Queries come in tiles of 128 (``tile``), keys cost ``s0`` more than there are, heads are padded to whole multiples of ``pad``,
-    and tensor cores attain ``ep64`` with heads of 64 and ``ep`` with larger ones; longest = tl keys.
-    """
-    padded = c["pad"] * np.ceil(k.head_dim / c["pad"])
-    tile = c.get("tile", QUERY_TILE)
+    and tensor cores attain ``ep64`` with heads of 64 and ``ep`` with larger ones; longest = tl keys."""
+    padded, tile = c["pad"] * np.ceil(k.head_dim / c["pad"]), c.get("tile", QUERY_TILE)
     share = np.where(k.head_dim <= 64, c["ep64"], c["ep"])
     peak = (chip.flops_per_s.get("bf16") or chip.flops_per_s["fp16"]) * rate
     compute = 4.0 * k.batch * k.heads * tile * np.ceil(k.length / tile) * (k.length + c["s0"]) * padded / (share * peak)
@@ -335,8 +296,7 @@ def encoder_attention(k: Kernel, c: Table, chip: Chip, rate: float) -> Parts:
 
 
 def _memory_s(nbytes: Number, cold_bytes: Number, c: Table, chip: Chip) -> Number:
-    warm = from_memory(nbytes - cold_bytes, c["cache"] * chip.l2_bytes)
-    return (warm + cold_bytes) / (c["eb"] * chip.memory_Bps)
+    return (from_memory(nbytes - cold_bytes, c["cache"] * chip.l2_bytes) + cold_bytes) / (c["eb"] * chip.memory_Bps)
 
 
 STREAMS = (
@@ -350,8 +310,6 @@ CHIP_FORMS: dict[str, ChipForm] = {
     "encoder": encoder_attention,
 }
 
-
-# Modules and exchanges as tables time them.
 
 MODULES = tuple(f"{kind}-{phase}" for kind in ("mla", "dsa", "msa", "csa", "hca") for phase in ("context", "generation"))
 LAUNCHED = (*MODULES, "dsa-dense", "dsa-skip", "gemm")
@@ -394,9 +352,7 @@ def masked_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: flo
 
 
 EAGER: dict[str, Form] = {f"{module}-eager": eager_module for module in LAUNCHED}
-MEASURED: dict[str, Form] = (
-    {f"{module}-rest": rest for module in MODULES} | EAGER | {"masked": masked_attention, "latent-copy": rest}
-)
+MEASURED: dict[str, Form] = {f"{kind}-rest": rest for kind in MODULES} | EAGER | {"masked": masked_attention, "latent-copy": rest}
 
 
 COPY_SHARPNESS = 4.0  # of the turn from what multiprocessors copy to what the link carries
@@ -433,9 +389,7 @@ def exchanged_kernel(what: str, form: str, sent_bytes: Number, ranks: Number, sm
 
 def exchange(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:  # noqa: ARG001
     """Price the kernel, or the host that launches it and waits for counts, whichever takes longer.
-
-    t = [ (t0 + te experts + bytes slowness)^4 + host^4 ]^(1/4) seconds.
-    """
+    t = [ (t0 + te experts + bytes slowness)^4 + host^4 ]^(1/4) seconds."""
     e: Exchange = k.shape
     fixed = c["t0"] + c["te"] * e.experts
     moving = k.nbytes * np.maximum(1 / bandwidth_Bps, copying_slowness(c["link_Bps"], c["sm_Bps"], e.sms))

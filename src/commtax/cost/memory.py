@@ -104,8 +104,7 @@ def with_draft_layers(model: Model, d: Drafter | None) -> Model:
 
 
 def activation_bytes(model: Model, plan: Plan, engine: Engine, tokens: Number, seqs: Number, last_stage: bool = True) -> Number:
-    """Return the peak while ``tokens`` rows run (three hidden states beside the widest feed-forward), or while ``seqs`` rows of
-    logits are sampled, whichever is larger."""
+    """Return the larger peak: of ``tokens`` rows (three hidden states, the widest feed-forward) or ``seqs`` rows of logits."""
     act = DTYPE_BYTES[plan.activations_dtype]
     none: Number = 0.0
     widest = reduce(np.maximum, (_ffn_elements(b.ffn, model, plan, engine, tokens) for b in model.blocks if b.ffn), none)
@@ -145,8 +144,7 @@ def on_chip(engine: Engine, chip: Chip) -> Engine:
     if not reached:
         return engine
     tier = max(reached, key=lambda t: float(t["from_bytes"]))
-    limits = {name: value for name, value in tier.items() if name not in ("from_bytes", "not_families")}
-    return engine.but(**limits)
+    return engine.but(**{name: value for name, value in tier.items() if name not in ("from_bytes", "not_families")})
 
 
 def default_utilization(chip: Chip, plan: Plan, engine: Engine, tokens: int) -> float:
@@ -199,9 +197,7 @@ def training_memory(model: Model, plan: Plan, step: TrainStep, engine: Engine) -
     trained = (sums["layers"] + sums["ends"], sums["experts"]) if plan.lora_rank else shares
 
     def divided(of: tuple[Number, Number], nbytes: float, stage: int) -> Number:
-        if plan.zero < stage:
-            return sum(of) * nbytes
-        return of[0] * nbytes / ranks + of[1] * nbytes / same_experts
+        return sum(of) * nbytes if plan.zero < stage else of[0] * nbytes / ranks + of[1] * nbytes / same_experts
 
     # Where the sharded parameter is the fp32 master copy, no other master is kept.
     whole, grads = DTYPE_BYTES[plan.activations_dtype], DTYPE_BYTES[plan.grads_dtype]
@@ -218,7 +214,7 @@ def training_memory(model: Model, plan: Plan, step: TrainStep, engine: Engine) -
     kept = activations(model, plan, step, engine) * microbatches_in_flight(model, plan)
     if plan.recompute == "full":  # layers are rebuilt one at a time: one's activations exist beside the kept inputs
         largest = max(model.blocks, key=lambda block: sum(_layer_bytes(block, model.hidden)))
-        kept = kept + rows * _activation_bytes_per_row(largest, model.hidden, plan, step, engine)
+        kept = kept + rows * _kept_bytes_per_row(largest, model.hidden, plan, step, engine)
     gradients = np.minimum(sum(trained) * grads, divided(trained, grads, 2) + _unreduced_share(plan) * sum(trained) * grads)
     optimizer = divided(trained, OPTIMIZER_BYTES - (4 if mastered else 0), 1)
     logits = pick(np.asarray(plan.pp) == 1, rows * padded_vocab(model, plan, engine) / plan.tp * LOGIT_BYTES, 0)
@@ -229,8 +225,7 @@ def _ends(model: Model, plan: Plan, params: Mapping[str, Number]) -> Number:
     """Count the parameters of embedding (and head) beyond the layers that their stage lacks against the fullest one."""
     fullest = fullest_layers(model, plan)
     first = by_pp(plan.pp, lambda pp: sum(chunk[0] for chunk in virtual_layers(model.num_layers, pp, plan.chunks)))
-    short = fullest - first
-    return np.maximum(0, params["ends"] - short * (params["layers"] + params["experts"]) / fullest)
+    return np.maximum(0, params["ends"] - (fullest - first) * (params["layers"] + params["experts"]) / fullest)
 
 
 def _unreduced_share(plan: Plan) -> Number:
@@ -257,22 +252,17 @@ def microbatches_in_flight(model: Model, plan: Plan) -> Number:
 
 def activations(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> Number:
     """Return the activation bytes that one stage keeps for one microbatch: s b h (8 + 24/t) a layer of the GPT shape.
-
     That is Korthikanti et al. 2022, eq. 2 (s b h (10 + 24/t + 5 a s/(h t))) without dropout masks (2 of the 34); fused
     attention keeps no score matrix, and where it is not fused, selective recomputation drops it. An engine that keeps
     every other product drops about half. Sequence parallelism divides the 8 by t as well (eq. 4), less the inputs of
-    the products where they are kept gathered. Full recomputation keeps a layer's input only.
-    """
+    the products where they are kept gathered. Full recomputation keeps a layer's input only."""
     rows = step.micro_batch * plan.share(step.seq)
     inputs = 2.0 * model.hidden / (plan.tp if plan.sequence_parallel else 1)
-    kept = (
-        inputs if plan.recompute == "full" else _activation_bytes_per_row(block, model.hidden, plan, step, engine)
-        for block in model.blocks
-    )
+    kept = (inputs if plan.recompute == "full" else _kept_bytes_per_row(b, model.hidden, plan, step, engine) for b in model.blocks)
     return sum((each * rows * model.layers.count(index) / plan.pp for index, each in enumerate(kept)), start=0.0)
 
 
-def _activation_bytes_per_row(block: Block, hidden: int, plan: Plan, step: TrainStep, engine: Engine) -> Number:
+def _kept_bytes_per_row(block: Block, hidden: int, plan: Plan, step: TrainStep, engine: Engine) -> Number:
     """Return the bytes a row keeps in one layer on one rank. The score matrix, where kept: softmax output, dropout mask and dropout
     output (2 + 1 + 2 a head and key)."""
     whole, split = _layer_bytes(block, hidden)
@@ -289,8 +279,7 @@ def _activation_bytes_per_row(block: Block, hidden: int, plan: Plan, step: Train
     scores = 5.0 * block.attention.num_heads * step.seq if unfused and block.attention else 0.0
     gathered = 0 if engine.trains.regathers_inputs or not plan.sequence_parallel else 4 * hidden
     every = (split + scores) / plan.tp + gathered + (whole - gathered) / (plan.tp if plan.sequence_parallel else 1)
-    half = plan.recompute == "selective" and engine.trains.selective == "matmuls"
-    return every / 2 if half else every
+    return every / 2 if (plan.recompute == "selective" and engine.trains.selective == "matmuls") else every
 
 
 def _layer_bytes(block: Block, hidden: int) -> tuple[float, float]:
@@ -315,9 +304,7 @@ def _ffn_bytes(f: Mlp | Experts | None, hidden: int) -> float:
     if f is None:
         return 0.0
     ffn = 2 * f.intermediate * (3 if f.gated else 2)
-    if isinstance(f, Mlp):
-        return ffn
-    return f.top_k * (ffn + 2 * (f.latent or hidden)) + 2 * f.shared_intermediate * 3
+    return ffn if isinstance(f, Mlp) else f.top_k * (ffn + 2 * (f.latent or hidden)) + 2 * f.shared_intermediate * 3
 
 
 def _remade_bytes(block: Block, hidden: int, named: tuple[str, ...], engine: Engine) -> tuple[float, float]:

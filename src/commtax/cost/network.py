@@ -179,16 +179,14 @@ class QueueNetwork:
 
     def queue(self, workers: Number) -> Queue:
         """Return what decides how long requests wait for one of this many workers."""
-        each = self.clients / np.maximum(1.0, workers)
-        varied = np.minimum(1.0, self.spread) ** 2 / 3
+        each, varied = self.clients / np.maximum(1.0, workers), np.minimum(1.0, self.spread) ** 2 / 3
         apart = np.sqrt(varied) * each
         return Queue(1 - 1 / np.maximum(1.0, each), varied, apart / (1 + apart) / np.maximum(1.0, workers))
 
     @property
     def limits(self) -> tuple[Number, Number, Number]:
         """Requests/s that each of ``STATIONS`` passes at most."""
-        moving = self.wire.most_per_s(self.prompting.workers, self.decoding.workers)
-        wire = np.where(self.decodes > 0, moving, np.inf)[()]
+        wire = np.where(self.decodes > 0, self.wire.most_per_s(self.prompting.workers, self.decoding.workers), np.inf)[()]
         return self.prompting.most_per_s(self.clients), wire, self.decoding.most_per_s(self.decodes)
 
 
@@ -229,8 +227,7 @@ def flow(net: QueueNetwork) -> Flow:
     times = Times(net)
     share, limited = _share(times, most)
     # Clients that are left over at the most that passes wait where that is least.
-    passed = times.at(most * share)
-    slowest = np.argmin(limits, axis=0)[()]
+    passed, slowest = times.at(most * share), np.argmin(limits, axis=0)[()]
     left_s = np.maximum(0.0, net.clients / passed.per_s - passed.life_s(net))
     waits = [np.where(limited & (slowest == place), left_s, 0.0)[()] for place in range(len(STATIONS))]
     ahead, moved, queued = passed.ahead_s + waits[0], passed.moved_s + waits[1], limited & (left_s > 1e-6 * passed.life_s(net))
@@ -314,8 +311,7 @@ class Times:
         begun = came * (p.one_s - p.more_s + p.more_s * (1 - p.shared) * more)
         for _ in range(GATES):
             pause = np.exp(-came * step)
-            each = np.maximum(0.0, begun + pause) / p.ranks
-            deep = (root + np.sqrt(root**2 + 4 * left * each)) / 2 / left
+            deep = (root + np.sqrt(root**2 + 4 * left * (np.maximum(0.0, begun + pause) / p.ranks))) / 2 / left
             mean = np.clip(np.maximum(came * step + pause, p.ranks * deep**2), 1.0, self.full)
             step = p.step_s(mean)
         return mean, step

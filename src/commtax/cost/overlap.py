@@ -42,9 +42,7 @@ TILE = 128  # rows and columns of a product that one multiprocessor finishes tog
 TABLE = table("cost/overlap.toml")
 TURNS: Mapping[str, Mapping[str, list[Window]]] = TABLE["turns"]
 """What exchanges of halves run beside, one after the other: of two windows each serves one half's."""
-
-
-# Which steps a technique changes.
+OUTPUTS = (("attention", "reduced"), ("feed-forward", "output"))  # part and place of sums that a norm follows
 
 
 def exchange_of(t: PricingTerms) -> Fabric | None:
@@ -79,9 +77,6 @@ def keeps_sequences(t: PricingTerms, work: Workload) -> Condition:
     return few if np.ndim(few) else bool(few)
 
 
-# What it makes of the lines.
-
-
 def either(condition: Condition, yes: Sequence[Line], no: Sequence[Line]) -> list[Line]:
     """Join the lines of steps where a condition holds with those of the others, where what a step does not run has count 0."""
     if not np.ndim(condition):
@@ -96,8 +91,7 @@ def _often(line: Line, times: Number) -> Line:
 
 def both_halves(half: Sequence[Line], whole: Sequence[Line], t: PricingTerms, work: Workload) -> list[Line]:
     """List the layers of either half, once what is no layer, and exchanges with what they run beside."""
-    prompts = np.asarray(work.prefill_tokens) > 0
-    schedules = t.engine.overlaps
+    prompts, schedules = np.asarray(work.prefill_tokens) > 0, t.engine.overlaps
     if np.all(prompts) or not np.any(prompts) or schedules.halves == schedules.prompt_halves:
         return _in_turns(half, whole, schedules.prompt_halves if np.any(prompts) else schedules.halves)
     return either(prompts, _in_turns(half, whole, schedules.prompt_halves), _in_turns(half, whole, schedules.halves))
@@ -146,12 +140,8 @@ def beside_routed(lines: list[Line], t: PricingTerms, rows: Number) -> list[Line
     left: Number = np.minimum(1.0, (together - routed.step_s) / np.maximum(shared.step_s, 1e-12))
     most = t.engine.overlaps.shared_rows
     left = pick(np.asarray(rows) > most, 1.0, left) if most else left
-    return [
-        replace(x, fixed_s=x.fixed_s * left, moving_s=x.moving_s * left)
-        if x.kind == "compute" and x.item.part == "shared expert"
-        else x
-        for x in lines
-    ]
+    hides = [x.kind == "compute" and x.item.part == "shared expert" for x in lines]
+    return [replace(x, fixed_s=x.fixed_s * left, moving_s=x.moving_s * left) if y else x for x, y in zip(lines, hides, strict=True)]
 
 
 def _kernels_of(lines: Iterable[Line], *parts: Part) -> Bill:
@@ -195,15 +185,11 @@ def _cut(line: Line, t: PricingTerms) -> Line:
     """Cut a product into as many pieces as ranks, each of which reads all weights."""
     kernel = line.priced_from
     assert isinstance(kernel, Kernel)
-    pieces = t.plan.tp
-    weights = kernel.n * kernel.k * kernel.weight_bytes
+    pieces, weights = t.plan.tp, kernel.n * kernel.k * kernel.weight_bytes
     nbytes = weights + np.maximum(0.0, kernel.nbytes - weights) / pieces
     piece = replace(kernel, count=kernel.count * pieces, m=kernel.m / pieces, flops=kernel.flops / pieces, nbytes=nbytes)
     (cut,) = served_lines([piece], t)
     return cut
-
-
-# What may hide, and behind what.
 
 
 def exposed(lines: Sequence[Line], t: PricingTerms) -> tuple[Line, ...]:
@@ -239,8 +225,7 @@ def in_flight(line: Line, exchange: Fabric | None) -> Number:
         return 1.0
     if not exchange.busy_s:  # nobody says that its kernels leave the chip: nothing runs beside them
         return 0.0 * line.each_s
-    busy = exchange.busy_s + line.item.nbytes / exchange.busy_Bps
-    return np.maximum(0.0, 1 - busy / np.maximum(line.each_s, 1e-12))
+    return np.maximum(0.0, 1 - (exchange.busy_s + line.item.nbytes / exchange.busy_Bps) / np.maximum(line.each_s, 1e-12))
 
 
 def _after_first(t: PricingTerms) -> Number:
@@ -327,9 +312,6 @@ def runs_fused(item: Item, t: PricingTerms) -> Condition:
 
 def _row_bytes(t: PricingTerms) -> float:
     return t.model.hidden * DTYPE_BYTES[t.plan.activations_dtype]
-
-
-OUTPUTS = (("attention", "reduced"), ("feed-forward", "output"))  # part and place of sums that a norm follows
 
 
 def fuse(items: list[Item], kernels: list[Kernel], t: PricingTerms) -> tuple[list[Item], list[Kernel]]:

@@ -1,7 +1,6 @@
 """Where ranks lie: which share an expert, and which GPUs a group spans.
 
 Rank order decides which axis leaves the fast domain (a host, or an NVLink fabric).
-
 Change here how an engine numbers its ranks, or which group spans which domain.
 """
 
@@ -48,8 +47,7 @@ def holders(plan: Plan, engine: Engine) -> tuple[Number, Number]:
 
 def tokens_split(model: Model, plan: Plan, engine: Engine) -> Condition:
     """Check whether MoE layers work on tokens split over tp (vLLM's sequence-parallel MoE): shared experts are then whole."""
-    wide = (np.asarray(plan.ep) > plan.tp) & (np.asarray(plan.tp) > 1)
-    return wide & model.moe_sequence_parallel & engine.sends.ep_is_tp_dp
+    return ((np.asarray(plan.ep) > plan.tp) & (np.asarray(plan.tp) > 1)) & model.moe_sequence_parallel & engine.sends.ep_is_tp_dp
 
 
 def padded_vocab(model: Model, plan: Plan, engine: Engine) -> Number:
@@ -76,13 +74,11 @@ class Span:
 
 def span(axis: str, plan: Plan, cluster: Cluster, engine: Engine) -> Span:
     """Return the span of one axis' groups, in ranks and domains, when ranks are numbered in ``plan.order``, innermost first.
-
     A group is a product of (size, stride) runs; of a run clip(used // stride, 1, size) ranks lie in one domain, where used are
     the GPUs that the job takes of it. An axis' stride is the product of the sizes inside it in the engine's own order (``order``
     in ``catalog/engines``). A group that does not divide what the job uses of a domain straddles its edge somewhere.
     Bridges join the first GPU of a host with the second, and so on: two ranks of neighbouring numbers that start a job, or
-    follow on such pairs, are a pair.
-    """
+    follow on such pairs, are a pair."""
     if few := unique_with_places(*_sizes(plan)):
         spans = span(axis, with_fields(plan, dict(zip(COUNTED, few[0], strict=True))), cluster, engine)
         return Span(*(spread(getattr(spans, name), few[1]) for name in ("ranks", "ranks_per_domain", "domains", "paired", "used")))
@@ -116,9 +112,7 @@ def used_of_domain(plan: Plan, cluster: Cluster, engine: Engine) -> Number:
             room = pick(fits, room, np.ceil(extent / np.ceil(extent / domain)))
     least = np.ceil(room / widest) * widest  # equal parts to the next whole group: 6 and 4 for 5 pairs, not 4, 4 and 2
     used = pick(least <= domain, least, np.maximum(room // widest, 1) * widest)
-    if cluster.num_gpus % domain:
-        return used
-    return pick(np.ceil(plan.num_gpus / used) <= cluster.num_gpus // domain, used, domain)
+    return used if cluster.num_gpus % domain else pick(np.ceil(plan.num_gpus / used) <= cluster.num_gpus // domain, used, domain)
 
 
 def _extent(axis: str, plan: Plan, engine: Engine) -> Number:
@@ -148,6 +142,5 @@ def _runs(axis: str, plan: Plan, engine: Engine) -> list[tuple[Number, Number]]:
 
 
 def _stride(axis: str, plan: Plan) -> Number:
-    """Return the product of the sizes inside an axis."""
     product: Number = math.prod(getattr(plan, inner) for inner in plan.order[: plan.order.index(axis)])
     return product

@@ -1,7 +1,4 @@
 """What kernels and collectives of a step cost, as lines of a bill: the choice of a path, its seconds, their source and range.
-
-At the end the lines of an inference step, its kernels, its collectives and the host, become its bill.
-
 Change here how lines become a step, what the host adds, and how sure a collective's price is.
 """
 
@@ -128,7 +125,6 @@ def _line_where(condition: Condition, yes: Line, no: Line) -> Line:
 
 
 def _sent_line(item: Item, pricer: Pricer, chosen: PathChoice, settings: WhatIf) -> Line:
-    """Return the line of one collective, whatever its group, on the links of one pricer."""
     fabric, op = pricer.priced_by(item)
     where = pricer.span(item.axis)
     names, inside = pricer.names(item), len(fabric.paths[op])
@@ -211,7 +207,6 @@ def source_of(fabric: Fabric, op: str, path: int, ranks: int, crosses: bool, ins
 
 
 def _largest_measured_group(path: Path) -> int:
-    """Return the largest group that a path was measured on, else the libraries'."""
     return path.ranks[-1] if path.ranks else MEASURED_RANKS
 
 
@@ -259,7 +254,6 @@ def _inside_spread(
 
 
 def _largest_timed_group(fabric: Fabric, op: str) -> int:
-    """Return the ranks of the largest group inside a domain that any path of a library was measured on."""
     return max(map(_largest_measured_group, fabric.paths[op]))
 
 
@@ -276,8 +270,7 @@ def _residual(fabric: Fabric, op: str, nbytes: Number, where: str, measured: boo
 
 
 def inference_bill(t: PricingTerms, work: Workload, tokens: Number) -> Bill:
-    """Price one step: the sum of what is exposed of every kernel and collective on one rank, where nothing hides unless it or a
-    what-if says so."""
+    """Price one step: the sum of what is exposed of every kernel and collective on one rank."""
     sigma = math.inf if holds_anywhere(np.asarray(work.prefill_tokens) > 0) else t.whole_sigma
     t = in_step(t, work)
     return Bill(expose_lines(step_lines(t, work), t), tokens, known_sigma=sigma, measured=t.measured)
@@ -307,8 +300,7 @@ def step_lines(t: PricingTerms, work: Workload) -> list[Line]:
     """Return kernels, the wait for the host, and collectives of one step, before ``expose_lines`` hides any of them."""
     if t.techniques is NO_TECHNIQUES:
         return _plain_lines(t, work)
-    lines = _batch_lines(t, work)
-    halved = overlap.is_halved(t, work)
+    lines, halved = _batch_lines(t, work), overlap.is_halved(t, work)
     if not holds_anywhere(halved):
         return lines
     both = overlap.both_halves(_batch_lines(t, overlap.half_of(work)), lines, t, work)
@@ -317,13 +309,11 @@ def step_lines(t: PricingTerms, work: Workload) -> list[Line]:
 
 
 def _batch_lines(t: PricingTerms, work: Workload) -> list[Line]:
-    """Return the lines of one batch, with what it runs beside its kernels."""
     whole = overlap.keeps_sequences(t, work)
     if not holds_anywhere(whole):
         return _batch_overlap(_plain_lines(t, work), t, work.rows)
     plain = _plain_lines(replace(t, plan=replace(t.plan, sequence_parallel=False)), work)
-    split = plain if np.all(whole) else _batch_overlap(_plain_lines(t, work), t, work.rows)
-    return overlap.either(whole, plain, split)
+    return overlap.either(whole, plain, plain if np.all(whole) else _batch_overlap(_plain_lines(t, work), t, work.rows))
 
 
 def _batch_overlap(lines: list[Line], t: PricingTerms, rows: Number) -> list[Line]:
@@ -351,8 +341,7 @@ def _plain_lines(t: PricingTerms, work: Workload) -> list[Line]:
 
         drafted, sent = draft_step(t, work)
         items, made = [*items, *sent], [*made, *drafted]
-    kernels = served_lines(made, t)
-    comm = comm_lines(items, Pricer(t), repeat(ran))
+    kernels, comm = served_lines(made, t), comm_lines(items, Pricer(t), repeat(ran))
     lines = [*kernels, host_line([*kernels, *comm], work, t), *comm]
     if (pace := t.engine.paces.pace_prompt_steps) == 1:
         return lines

@@ -7,7 +7,6 @@ Its tables are made of whole priced steps, each with and without the lines that 
 
 ``rest`` is a step that only knows how many rows pass and how many of them need logits, and attention is what it is longer by.
 Between its nodes a table is linear; nodes are as dense as tiles and captured graphs make the price step.
-A step of several prompts pays the fixed time of their attention once, the work of each, and waits for the longest.
 """
 
 from bisect import bisect_right
@@ -31,6 +30,11 @@ BLEND = 1.5  # exponent by which work blends with the longest block: 1.07 to 1.5
 SAMPLES = (1, 2, 8, 32, 128, 512, 2048, 8192)
 ROOT2 = 2**0.5
 MOST_KEPT = 100_000  # prompts whose attention is remembered
+SCALED = (
+    *("alone", "mixed", "decode", "prompt", "among", "prompt_fixed_s"),
+    *("alone_comm", "mixed_comm", "sample_s", "launch_s", "mixed_launch_s"),
+)
+"""What of a table is seconds."""
 
 
 @dataclass(slots=True)
@@ -145,9 +149,8 @@ class Surface:
     def _rest(self, rows: int, samples: int) -> float:
         if samples not in self._samples:
             i, part = _node_below(self.samples, samples)
-            for node in (i, i + 1):
-                if node not in self._rows:
-                    self._rows[node] = self.mixed[node].tolist()
+            for node in {i, i + 1}.difference(self._rows):
+                self._rows[node] = self.mixed[node].tolist()
             self._samples[samples] = self._rows[i], self._rows[i + 1], part
         low, high, x = self._samples[samples]
         last = len(low) - 1
@@ -163,13 +166,6 @@ class Surface:
         return piece
 
 
-SCALED = (
-    *("alone", "mixed", "decode", "prompt", "among", "prompt_fixed_s"),
-    *("alone_comm", "mixed_comm", "sample_s", "launch_s", "mixed_launch_s"),
-)
-"""What of a table is seconds."""
-
-
 def _node_below(nodes: Sequence[float], value: float) -> tuple[int, float]:
     """Return the node below, and the fraction of the way to the next, extrapolated beyond the last."""
     at = min(max(bisect_right(nodes, value) - 1, 0), len(nodes) - 2)
@@ -177,7 +173,6 @@ def _node_below(nodes: Sequence[float], value: float) -> tuple[int, float]:
 
 
 def _interpolate_in(table: list[list[float]], across: tuple[int, float], down: tuple[int, float]) -> float:
-    """Interpolate between four neighbours of a table."""
     (i, x), (j, y) = across, down
     low, high = table[j], table[j + 1]
     return (1 - y) * (low[i] + x * (low[i + 1] - low[i])) + y * (high[i] + x * (high[i + 1] - high[i]))
@@ -214,7 +209,7 @@ def surface(terms: PricingTerms, most_rows: int, most_seqs: int, most_tokens: in
     # Mean contexts that are priced: finer than octaves, and where a window or a selector cuts
     cuts = [*terms.model.windows, *(a.indexer.top_k for a in terms.model.attentions if a.indexer)]
     contexts: Array = unique_values([0.0, *_geometric(max(most_tokens, 2)), *(float(c) for c in cuts if 0 < c < most_tokens)])
-    alone, alone_comm, decode = _decodes(priced, contexts, most_seqs)
+    alone, alone_comm, decode = _decodes(priced, contexts, most_seqs)  # each table is one bill: lines cost more than numbers
     samples, mixed, mixed_comm = _mixed_steps(priced, most_rows, most_seqs, 1 + drafts)
     new, past = _geometric(most_rows), np.concatenate([[0.0], _geometric(most_tokens)])
     prompt, among, once = _prompts(priced, new, past)
@@ -239,19 +234,14 @@ def surface(terms: PricingTerms, most_rows: int, most_seqs: int, most_tokens: in
     )
 
 
-# Each table is one bill over all of its nodes: a bill's lines cost more than their numbers.
-
-
 def _decodes(priced: Callable[[Workload], _Priced], contexts: Array, most_seqs: int) -> tuple[Array, Array, Array]:
     """Tabulate decodes by sequences: steps without attention, their communication, and attention by node of context."""
-    every = np.arange(most_seqs + 1.0)
-    nodes = unique_values(np.round(_geometric(most_seqs)))
+    every, nodes = np.arange(most_seqs + 1.0), unique_values(np.round(_geometric(most_seqs)))
     seqs, context = np.repeat(nodes, contexts.size), np.tile(contexts, nodes.size)
     step = priced(Workload(decode_seqs=np.append(np.maximum(1, every), seqs), cached_tokens=np.append(every * 0, seqs * context)))
     rest, comm, attention = (_broadcast(seconds, every.size + seqs.size) for seconds in step[:3])
     columns = attention[every.size :].reshape(nodes.size, contexts.size)
-    decode = np.stack([np.interp(every, nodes, column) for column in columns.T], axis=-1)
-    return rest[: every.size], comm[: every.size], decode
+    return rest[: every.size], comm[: every.size], np.stack([np.interp(every, nodes, column) for column in columns.T], axis=-1)
 
 
 def _mixed_steps(

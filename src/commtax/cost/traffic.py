@@ -2,7 +2,6 @@
 
 Counts follow one token's path through all pipeline stages. The set of lines is fixed: a collective that a plan does not issue
 has count 0. Control messages and scalars (scheduler metadata, token ids, router's counts) are left out.
-
 Change here what is sent. No second belongs here.
 """
 
@@ -26,6 +25,11 @@ NORM_BYTES = 2 * SUM_BYTES  # of a row: the sums of squares of query and key
 WIDE = 4  # from this tp on an engine may capture larger graphs
 FP8_SCALE_GROUP = 128  # one fp32 scale travels with each 128 fp8 values
 NVFP4_SCALE_GROUP = 16
+EXCHANGES: Mapping[Place, str] = MappingProxyType(
+    {"dispatch": "expert dispatch", "routing ids": "expert routing", "combine": "expert combine", "output": "expert output"}
+)
+"""What is moved for experts, for people."""
+ROUND_TRIP: tuple[Place, ...] = ("dispatch", "combine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +85,7 @@ def padded_rows(rows: Number, work: Workload, engine: Engine, tp: Number = 1, ea
     if each > 1:
         counted = engine.sends.graph_counts_seqs
         sizes, most = (sizes * each, most * each) if counted else (np.array(sorted({*(-(-sizes // each) * each).tolist()})), most)
-    slot = np.searchsorted(sizes, rows)
-    padded = pick(np.asarray(rows) <= most, sizes[np.minimum(slot, sizes.size - 1)], rows)
+    padded = pick(np.asarray(rows) <= most, sizes[np.minimum(np.searchsorted(sizes, rows), sizes.size - 1)], rows)
     if not engine.sends.graph_pads_prefill:
         padded = pick(np.asarray(work.prefill_tokens) > 0, rows, padded)
     return padded if np.ndim(padded) else float(padded)
@@ -94,8 +97,7 @@ def inference(
     """List all collectives of one step of one replica (and, where replicas share experts, of the group it moves with)."""
     whole, work = work, prompts_of_rank(work, plan.cp) if plan.splits_sequences else work
     act, backend = DTYPE_BYTES[plan.activations_dtype], ep_backend or default_backend(engine) or GATHERING
-    gathers = backend_called(backend).gathers
-    rows = padded_rows(work.rows, work, engine, plan.tp, eager)
+    gathers, rows = backend_called(backend).gathers, padded_rows(work.rows, work, engine, plan.tp, eager)
     payload = rows * model.hidden * act
     num_moe = sum(isinstance(model.blocks[i].ffn, Experts) for i in model.layers)
     full_norms = sum(a.qk_norm == "full" for i in model.layers if (a := model.blocks[i].attention))
@@ -156,24 +158,15 @@ def _reduce_output(what: str, payload: Number, count: Number, plan: Plan, part: 
 
 
 def _stages(payload: Number, plan: Plan, engine: Engine, model: Model) -> list[Item]:
-    """List hand-offs between stages. Where each tp rank sends its 1/tp, the receivers gather the rest among themselves.
-    Hyper-connections hand all of their streams on, and no residual beside them; attention residuals every block's so far."""
+    """List hand-offs between stages. Where each tp rank sends its 1/tp, the receivers gather the rest among themselves."""
     payload = payload * vectors_handed_on(model, plan.pp)
     alone = model.hyper or model.lookback or not model.residual_stream
     cuts = (plan.pp - 1) * (1 if alone else engine.sends.pp_tensors)
     scattered = engine.sends.pp_scatter & (np.asarray(plan.tp) > 1)
-    sent = payload / pick(scattered, plan.tp, 1)
     return [
-        Item("stage hand-off", "pp", "send-recv", sent, plan.pp * 0 + 2, cuts, part="stages"),
+        Item("stage hand-off", "pp", "send-recv", payload / pick(scattered, plan.tp, 1), plan.pp * 0 + 2, cuts, part="stages"),
         tp_item("stage hand-off", "all-gather", payload, pick(scattered, cuts, 0), plan, "stages"),
     ]
-
-
-EXCHANGES: Mapping[Place, str] = MappingProxyType(
-    {"dispatch": "expert dispatch", "routing ids": "expert routing", "combine": "expert combine", "output": "expert output"}
-)
-"""What is moved for experts, for people."""
-ROUND_TRIP: tuple[Place, ...] = ("dispatch", "combine")
 
 
 def exchange_item(place: Place, axis: str, op: str, nbytes: Number, ranks: Number, count: Number, note: str = "") -> Item:
@@ -188,8 +181,7 @@ def _served_experts(model: Model, plan: Plan, rows: Number, how: tuple[str, str]
     if moe is None or not np.any(count):
         ops = ("all-gather", "all-gather", "reduce-scatter", "all-gather")
         return [exchange_item(place, "ep", op, 0.0, 1, 0) for place, op in zip(EXCHANGES, ops, strict=True)]
-    sent = pick(split, np.ceil(rows / plan.tp), rows)
-    width = moe.latent or model.hidden
+    sent, width = pick(split, np.ceil(rows / plan.tp), rows), moe.latent or model.hidden
     out = width * dispatched_bytes(plan, format_of(model, EXPERTS, quantisation(model, plan)), dispatch_dtype)
     back = width * DTYPE_BYTES[plan.activations_dtype]
     again = pick(split & (np.asarray(plan.tp) > 1), count, 0)
@@ -216,20 +208,16 @@ def _served_experts(model: Model, plan: Plan, rows: Number, how: tuple[str, str]
 
 
 def dispatched_bytes(plan: Plan, quant: Quant | None, dispatch_dtype: str = "") -> float:
-    """Return the bytes of one activation element on its way to an expert, scales included: as wanted, else as the experts'
-    arithmetic has it."""
+    """Return the bytes of one activation element on its way to an expert, scales included: as wanted, else as experts compute."""
     dtype = "" if quant is None or quant.weight_only else quant.activations or quant.dtype
     kind = dispatch_dtype or dtype
     if kind == "fp8":
         return 1 + 4 / FP8_SCALE_GROUP
-    if kind == "nvfp4":
-        return 0.5 + 1 / NVFP4_SCALE_GROUP
-    return DTYPE_BYTES[dispatch_dtype or plan.activations_dtype]
+    return 0.5 + 1 / NVFP4_SCALE_GROUP if kind == "nvfp4" else DTYPE_BYTES[dispatch_dtype or plan.activations_dtype]
 
 
 def expected_destinations(moe: Experts, ep: Number) -> Number:
     """Return the mean number of different ranks of a token's ``top_k`` experts: ep (1 - C(E-E/ep, k)/C(E, k)).
-
     Routing is uniform, within the groups of experts that a token may choose among (node-limited routing): a rank is missed if none
     of its groups is chosen, or none of its experts in them.
 
@@ -247,8 +235,7 @@ def expected_destinations(moe: Experts, ep: Number) -> Number:
     missed: Number = 0.0
     for chosen in range(moe.top_groups + 1):
         ways = _choices(mine, chosen) * _choices(moe.groups - mine, moe.top_groups - chosen)
-        chance = ways / _choices(moe.groups, moe.top_groups)
-        missed = missed + chance * _missed(moe, allowed, chosen * owned)
+        missed = missed + (ways / _choices(moe.groups, moe.top_groups)) * _missed(moe, allowed, chosen * owned)
     mean = ep * (1 - np.where(whole, missed, _missed(moe, moe.num_experts, moe.num_experts / ep)))
     return mean if np.ndim(mean) else float(mean)
 

@@ -40,8 +40,7 @@ def forward_kernels(
     each context-parallel rank sees half of the other ranks' keys."""
     local = plan.share(step.seq)
     rows = step.micro_batch * local
-    past = step.micro_batch * (step.seq - local) / 2
-    work = Workload(prefill_seqs=step.micro_batch, prefill_tokens=rows, past_tokens=past)
+    work = Workload(prefill_seqs=step.micro_batch, prefill_tokens=rows, past_tokens=step.micro_batch * (step.seq - local) / 2)
     share = layers / model.num_layers
     trained: list[Kernel] = []
     for kernel in layer_kernels(model, plan, work, rows, engine, training=True):
@@ -49,8 +48,7 @@ def forward_kernels(
             continue
         busier = pick(np.asarray(plan.ep) > 1, imbalance, 1.0) if kernel.part in ("experts", "routing") else 1.0
         trained += _training_kernels(kernel, kernel.count * share, plan, step, engine, passes, busier)
-    logits = rows * padded_vocab(model, plan, engine) / plan.tp
-    times = model.head_passes
+    logits, times = rows * padded_vocab(model, plan, engine) / plan.tp, model.head_passes
     loss = Kernel("loss", "elementwise", times, 0.0, logits * LOSS_BYTES, part="loss", stage="forward")
     return trained, [replace(head_kernel(model, plan, rows, engine), count=times, stage="forward"), loss]
 
@@ -58,8 +56,7 @@ def forward_kernels(
 def _training_kernels(
     k: Kernel, count: Number, plan: Plan, step: TrainStep, engine: Engine, passes: float, busier: Number
 ) -> Iterator[Kernel]:
-    """Yield a serving kernel as training runs it: tensors stream through element-wise kernels, attention may be unfused.
-    Element-wise kernels between row-parallel and column-parallel products work on 1/tp of the rows under sequence parallelism."""
+    """Yield a serving kernel as training runs it: tensors stream through element-wise kernels, attention may be unfused."""
     if k.form == "small":
         split = plan.tp if plan.sequence_parallel and k.part == "norms" else 1
         yield _elementwise(k, k.what, count, k.nbytes / split * passes * busier)
@@ -83,8 +80,7 @@ def _training_kernels(
             inside = k.grouped and plan.weights_dtype in engine.mixes.graphed_experts
             stored = ROWWISE if plan.weights_dtype == ROWWISE else k.number_format
             each = (CAST_BYTES[stored] - (1 if plan.lora_rank else 0)) * k.m * busier
-            groups = k.batch if k.grouped else 1
-            forward = 0 if inside and k.place == "down" else each * groups * k.k
+            forward = 0 if inside and k.place == "down" else each * (k.batch if k.grouped else 1) * k.k
             backward = 0 if inside and k.place == "gate" else each * k.n
             yield replace(_elementwise(k, f"{k.what} cast", count, forward), n=backward, casts=True)
 
@@ -109,10 +105,9 @@ def backward(kernels: list[Kernel], plan: Plan) -> list[Kernel]:
 def _gradients(k: Kernel, frozen: bool) -> Iterator[Kernel]:
     if k.form == "gemm":
         yield _product(k, f"{k.what} input gradient", "backward", k.count, k.flops, k.nbytes, (k.m, k.k, k.n))
-        if frozen:
-            return
-        moved = k.nbytes + (4 - k.weight_bytes) * k.n * k.k  # the weight gradient is written in fp32
-        yield _product(k, f"{k.what} weight gradient", "weight-gradient", k.count, k.flops, moved, (k.n, k.k, k.m))
+        if not frozen:  # the weight gradient is written in fp32
+            moved = k.nbytes + (4 - k.weight_bytes) * k.n * k.k
+            yield _product(k, f"{k.what} weight gradient", "weight-gradient", k.count, k.flops, moved, (k.n, k.k, k.m))
         return
     what = f"{k.what} backward"
     if k.form in CHIP_FORMS:
@@ -181,7 +176,6 @@ def forward_flops(model: Model, seq: Number, causal: bool) -> tuple[Number, Numb
 
 
 def _counted_kernels(model: Model, seq: Number) -> list[Kernel]:
-    """List the products and attention of one whole sequence on one rank."""
     plain = Engine("", "", "", (), (), sends=Sending(experts_keep_tp=True))
     work = Workload(prefill_seqs=1, prefill_tokens=seq)
     return [k for k in layer_kernels(model, Plan(), work, seq, plain, training=True) if k.form in ("gemm", "prefill")]

@@ -3,9 +3,8 @@
 step = m (forward + backward + recomputation + exposed communication of a microbatch) + bubble + what is exposed once a
 step (gradients, parameters) + the update.
 
-Behind the bill: what one optimiser step sends, every collective with exact bytes and counts. Counts are of one rank of the fullest
-stage that issues the line (the first for the embedding, the last for the head). The set of lines is fixed: a collective that a plan
-does not issue has count 0. Scalars (loss, gradient norm) are left out.
+Counts are of one rank of the fullest stage that issues the line (the first for the embedding, the last for the head). The set of
+lines is fixed: a collective that a plan does not issue has count 0. Scalars (loss, gradient norm) are left out.
 """
 
 from functools import lru_cache, reduce
@@ -34,6 +33,8 @@ COLUMNS = ("qkv", "gate", "up")  # products whose inputs every tensor-parallel r
 INPUTS: Window = "column input gradients"
 WEIGHTS: Window = "column weight gradients"
 GRADIENTS = (INPUTS, WEIGHTS)
+_Passes = tuple[Number, Number, Number]
+"""Seconds of one microbatch in the layers of the fullest stage: forward, input gradients with recomputation, and weights'."""
 
 
 def training_bill(t: PricingTerms, step: TrainStep, tokens: Number) -> Bill:
@@ -42,8 +43,7 @@ def training_bill(t: PricingTerms, step: TrainStep, tokens: Number) -> Bill:
     items = [_launched_item(i, t, head_share) for i in training_items(t.model, t.plan, step, t.engine, t.settings.ep_backend)]
     comm = comm_lines(items, Pricer(t), (scales(i, t.settings, t.engine) for i in items))
     m = t.plan.microbatches
-    inputs = _seconds(layers, m, "backward", "recompute")
-    each = _seconds(layers, m, "forward"), inputs, _seconds(layers, m, "weight-gradient")
+    each = _seconds(layers, m, "forward"), _seconds(layers, m, "backward", "recompute"), _seconds(layers, m, "weight-gradient")
     free = _windows(layers, ends, each, t)
     comm = [free.hide(x, _coverable(x.item, t.settings, t.engine, t.plan)) if x.item.is_sent else x for x in comm]
     lines = (*layers, *ends, _bubble(comm, each, t.model, t.plan), *_host(layers, comm, t), *comm)
@@ -65,8 +65,7 @@ def _host(layers: list[Line], comm: list[Line], t: PricingTerms) -> list[Line]:
     times = num_moe_layers(t.model, t.plan) * t.plan.microbatches
     each = mixes.layer_host_s + mixes.expert_host_s * t.model.experts.num_experts / t.plan.ep
     busy_s = _total(layers) + sum((x.exposed_s for x in comm if x.item.whole_axis not in BETWEEN), start=0.0)
-    waits = np.maximum(mixes.sync_s * times, each * times - busy_s)
-    return [*lines, _host_line("launches of experts", waits, "layer_host_s", t)]
+    return [*lines, _host_line("launches of experts", np.maximum(mixes.sync_s * times, each * times - busy_s), "layer_host_s", t)]
 
 
 def _host_line(what: str, waits: Number, field: str, t: PricingTerms) -> Line:
@@ -112,10 +111,9 @@ class Kernels:
         self.power: Factor = ("power_clock", power_clock(self.chip, table))
         # Hours of dense products draw the clock down, in each number format by its own share of single kernels' rates: from its own
         # runs, or from those whose casts are fused.
-        tables = ((kind, self.constants.tables.get(f"train.{kind}")) for kind in ("bf16", *train_kernels.CAST_BYTES))
         self.clocks: dict[str, Factor] = {
             kind: ("train.share", c["share"] * table.get("fused", 1.0)) if "share" in c else ("train.clock", c["clock"])
-            for kind, c in tables
+            for kind, c in ((kind, self.constants.tables.get(f"train.{kind}")) for kind in ("bf16", *train_kernels.CAST_BYTES))
             if c
         }
         self.least = t.engine.host.launch_s if t.settings.eager else 0.0
@@ -169,11 +167,9 @@ def _head_share(model: Model, plan: Plan, engine: Engine, layer_s: Number, head_
 
 @lru_cache(maxsize=1024)
 def _outer_layers(model: Model, pp: int, directions: int, balanced: bool) -> float:
-    """Count the layers of the last stage, or the mean of both ends where a rank has a stage of either. An engine that is told where
-    layers go leaves the stage of the head as few as the others take without becoming fuller."""
+    """Count the layers of the last stage, or the mean of both ends where a rank has a stage of either."""
     stages = stage_layers(model, pp)
-    fullest = max(map(len, stages))
-    last = max(0, model.num_layers - (pp - 1) * fullest) if balanced else len(stages[-1])
+    last = max(0, model.num_layers - (pp - 1) * max(map(len, stages))) if balanced else len(stages[-1])
     return (last + len(stages[0])) / 2 if directions > 1 else last
 
 
@@ -207,12 +203,7 @@ def _coverable(item: Item, settings: WhatIf, engine: Engine, plan: Plan) -> Numb
     return 1 - 1 / np.maximum(1, item.count) if item.whole_axis == "dp" else 1.0
 
 
-_Passes = tuple[Number, Number, Number]
-"""Seconds of one microbatch in the layers of the fullest stage: forward, input gradients with recomputation, and weights'."""
-
-
 def _seconds(lines: list[Line], m: Number, *stages: Stage) -> Number:
-    """Return the seconds of one microbatch in these stages."""
     return _total([x for x in lines if x.item.stage in stages]) / m
 
 
@@ -223,7 +214,6 @@ def _columns_s(layers: list[Line], stage: Stage) -> Number:
 
 
 def _windows(layers: list[Line], ends: list[Line], each: _Passes, t: PricingTerms) -> Windows:
-    """Return what collectives of a training step may run beside."""
     m, plan, trains = t.plan.microbatches, t.plan, t.engine.trains
     forward = each[0] + _seconds(ends, m, "forward")
     backward = each[1] + each[2] + _seconds(ends, m, "backward", "weight-gradient")
@@ -265,18 +255,15 @@ def dp_token_threshold(flops_per_s: Number, bandwidth_Bps: Number) -> Number:
 
 def tp_tax(flops_per_s: Number, bandwidth_Bps: Number, hidden: Number, tp: Number) -> Number:
     """Return forward tensor-parallel all-reduce time over compute time: (T-1)/3 x FLOP/s / (BW h).
-
     Per layer and token: two all-reduces of 2h bytes, each 2 (T-1)/T on the wire, against 24 h^2 / T FLOPs. Each rank
-    computes 1/T of the layer but reduces the whole activation, so the tax grows with T-1.
-    """
+    computes 1/T of the layer but reduces the whole activation, so the tax grows with T-1."""
     return (tp - 1) / 3 * flops_per_s / (bandwidth_Bps * hidden)
 
 
 def training_items(model: Model, plan: Plan, step: TrainStep, engine: Engine, ep_backend: str = "") -> list[Item]:
     """List all collectives of one optimiser step under tp, sequence parallel, pp, dp/ZeRO, ep and cp."""
     rows = step.micro_batch * step.seq / plan.cp
-    payload = rows * model.hidden * DTYPE_BYTES[plan.activations_dtype]
-    layers = fullest_layers(model, plan)
+    payload, layers = rows * model.hidden * DTYPE_BYTES[plan.activations_dtype], fullest_layers(model, plan)
     items = _tensor_parallel(model, plan, rows, payload, layers, engine)
     # A middle stage sends each microbatch's activation on and its gradient back, once for each of its chunks.
     sent = payload / (plan.tp if plan.sequence_parallel or engine.sends.pp_scatter else 1)
@@ -315,11 +302,9 @@ def _passes(plan: Plan) -> int:
 
 def _tensor_parallel(model: Model, plan: Plan, rows: Number, payload: Number, layers: Number, engine: Engine) -> list[Item]:
     """List the sums of two sites a layer (attention, feed-forward), forward, backward and again if recomputed, and of the ends.
-
     With sequence parallelism a site is all-gather + reduce-scatter. Backward gathers the gradient of the row-parallel output, and
     Megatron, which keeps only its share of it, the column-parallel input again for the weight gradient (Korthikanti et al. 2022,
-    section 4.2.2). torch's selective recomputation gathers again, too; its full one needs no second sum of the layer's end.
-    """
+    section 4.2.2). torch's selective recomputation gathers again, too; its full one needs no second sum of the layer's end."""
     m, forward = plan.microbatches, _passes(plan)
     moe, mixed = model.experts or Experts(1, 1, 1), num_moe_layers(model, plan)
     halves = (model.num_mixers + model.num_feed_forwards) / model.num_layers  # of a mean layer
@@ -365,9 +350,8 @@ def _beside(item: Item, window: Window, engine: Engine) -> Item:
 
 def _context(model: Model, plan: Plan, rows: Number, layers: Number, engine: Engine) -> list[Item]:
     """List the keys and values that go round the cp ring (Megatron) or are gathered (torch), and their gradients round the ring.
-
-    Megatron's first step needs no gradients and its last no keys, so both make cp - 1 hops; torch rotates fp32 gradients cp times.
-    """
+    Megatron's first step needs no gradients and its last no keys, so both make cp - 1 hops; torch rotates fp32 gradients cp
+    times."""
     a = model.attention
     every = bool(a.latent) or engine.trains.repeats_keys
     width = (a.num_heads if every else a.num_kv_heads) * (a.head_dim + a.v_head_dim)
@@ -396,8 +380,7 @@ def updated_params(model: Model, plan: Plan, engine: Engine) -> Number:
 
 
 def _trained_experts(model: Model, plan: Plan, rows: Number, engine: Engine, backend: str) -> list[Item]:
-    """List dispatch and combine, forward and backward, where each rank puts in rows x top_k copies (capacity unlimited). DeepEP and
-    its like send a token once to each rank that has experts for it, and through the NICs once to each host."""
+    """List dispatch and combine, forward and backward, where each rank puts in rows x top_k copies (capacity unlimited)."""
     moe = replace(model.experts or Experts(1, 1, 1), groups=1, top_groups=1)  # frameworks say how many hosts a token goes to
     each = pick(np.asarray(plan.ep) > 1, num_moe_layers(model, plan) * plan.microbatches, 0)
     local = rows / (plan.tp if plan.sequence_parallel else 1)
@@ -424,9 +407,8 @@ def _data_parallel(model: Model, plan: Plan, layers: Number, engine: Engine) -> 
     head = 0 if model.tied else share("vocab", model, plan, engine) * model.vocab * model.hidden
     last = pick(np.asarray(plan.pp) == 1, head + model.hidden * model.final_norm, 0)
     every = 0 if plan.lora_rank else 1  # embedding and head have no adapters
-    some = np.maximum(1, mixed)
     # HSDP groups, which hold a whole copy each, sum their shards after each scatter, unit by unit.
-    copies = plan.dp / plan.num_shards
+    some, copies = np.maximum(1, mixed), plan.dp / plan.num_shards
     shard = updated_params(model, plan, engine) * DTYPE_BYTES[plan.grads_dtype] / layers
     times = pick(np.asarray(copies) > 1, layers * _rounds(plan), 0)
     return [
@@ -446,7 +428,6 @@ def _rounds(plan: Plan) -> Number:
 def _gradient_sum(
     what: str, axis: str, op: str, nbytes: Number, ranks: Number, count: Number, part: Part = "", note: str = ""
 ) -> Item:
-    """Return a sum of gradients over ranks that hold the same parameters."""
     return Item(what, axis, op, nbytes, ranks, count, note, part=part, stage="backward", overlaps_with="backward")
 
 
@@ -458,8 +439,7 @@ def _replicated_items(plan: Plan, params: Number, ranks: Number, part: Part, eng
     grads = params * DTYPE_BYTES[plan.grads_dtype]
     if plan.zero == 0:
         return [_gradient_sum(f"{whose}gradients", axis, "all-reduce", grads, ranks, pick(on, 1, 0), part, "once a step")]
-    times = _rounds(plan) if plan.zero == 2 else 1
-    values = params * DTYPE_BYTES[plan.activations_dtype]
+    times, values = _rounds(plan) if plan.zero == 2 else 1, params * DTYPE_BYTES[plan.activations_dtype]
     each = plan.zero == 2 and engine.trains.master_is_parameter
     gathered = Item(f"{whose}parameters", axis, "all-gather", values, ranks, pick(on, times if each else 1, 0), part=part)
     if each:
@@ -469,9 +449,7 @@ def _replicated_items(plan: Plan, params: Number, ranks: Number, part: Part, eng
     return [_gradient_sum(f"{whose}gradients", axis, "reduce-scatter", grads, ranks, pick(on, times, 0), part), gathered]
 
 
-def _sharded_items(
-    plan: Plan, unit: tuple[Number, Number], ranks: Number, units: Number, part: Part, gathers: Number
-) -> list[Item]:
+def _sharded_items(plan: Plan, unit: tuple[Number, Number], ranks: Number, units: Number, part: Part, often: Number) -> list[Item]:
     """List the sums of ZeRO 3 / FSDP: a unit's parameters are gathered for forward and again for backward, its gradients scattered.
     ``unit``: its parameters, and those of it that are trained. The last unit (head and final norm) stays gathered in between."""
     params, trained = unit
@@ -480,6 +458,6 @@ def _sharded_items(
     whose = {"": "layer", "experts": "expert"}.get(part, part)
     count = pick(on, units * _rounds(plan), 0)
     values, grads = params * DTYPE_BYTES[plan.activations_dtype], trained * DTYPE_BYTES[plan.grads_dtype]
-    gathered = Item(f"{whose} parameters", axis, "all-gather", values, ranks, count * gathers, part=part)
+    gathered = Item(f"{whose} parameters", axis, "all-gather", values, ranks, count * often, part=part)
     scattered = _gradient_sum(f"{whose} gradients", axis, "reduce-scatter", grads, ranks, pick(has, count, 0), part)
     return [replace(gathered, overlaps_with="both passes"), scattered]

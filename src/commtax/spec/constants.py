@@ -1,7 +1,5 @@
 """Constants of collectives and kernels, and what was measured on one machine.
-
-Add here a field that a file of ``catalog/libraries``, ``exchanges`` or ``kernels`` may set; its default changes no price.
-"""
+Add here a field that a file of ``catalog/libraries``, ``exchanges`` or ``kernels`` may set; its default changes no price."""
 
 from __future__ import annotations
 

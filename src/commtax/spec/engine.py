@@ -1,7 +1,5 @@
 """Serving engines and training frameworks: what each really sends, waits for, batches, reserves and overlaps.
-
-Add here a field that a file of ``catalog/engines`` may set; its default is what an engine does that does not know of it.
-"""
+Add here a field that a file of ``catalog/engines`` may set; its default is what an engine does that does not know of it."""
 
 from __future__ import annotations
 
@@ -177,9 +175,7 @@ class MemoryHabits:
     block_size: int = 16
     gpu_memory_utilization: float = 0.9
     utilization_of: str = "total"  # "free": of what weights and activations leave; "static": weights and KV only
-    kv_of_checkpoint: bool = (
-        False  # the cache is kept in fp8 where a checkpoint brings scales for it, unless the command sets a type
-    )
+    kv_of_checkpoint: bool = False  # a cache in fp8 where a checkpoint brings scales for it, unless the command sets a type
     reserve: Mapping[str, float] = field(default_factory=dict)  # what "static" leaves free, where no share is given
     moe_chunk_tokens: int = 2**31  # tokens that a fused MoE kernel takes at once
     non_torch_bytes: float = 0.0  # communicators, library workspaces: on one GPU

@@ -1,7 +1,5 @@
 """Chips, the links between them, and clusters of them.
-
-Add here a field that a file of ``catalog/chips``, ``links`` or ``clusters`` may set.
-"""
+Add here a field that a file of ``catalog/chips``, ``links`` or ``clusters`` may set."""
 
 from __future__ import annotations
 

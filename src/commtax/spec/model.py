@@ -1,7 +1,5 @@
 """A decoder, as its ``config.json`` describes it.
-
-Add here a kind of layer as a record. What it keeps, launches and sends is said in ``cost``.
-"""
+Add here a kind of layer as a record. What it keeps, launches and sends is said in ``cost``."""
 
 from __future__ import annotations
 
@@ -10,6 +8,8 @@ import math
 from commtax.records import dataclass
 from commtax.spec.hardware import Citation
 from commtax.statement import Note
+
+TowerTensor = tuple[str, tuple[int, ...], int]  # name and shape of a tensor, and how many there are of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,9 +215,6 @@ class Quant:
     def title(self) -> str:
         """… and the method, where it does not say the same."""
         return self.named if self.method in self.named else f"{self.method} {self.named}"
-
-
-TowerTensor = tuple[str, tuple[int, ...], int]  # name and shape of a tensor, and how many there are of it
 
 
 @dataclass(frozen=True, slots=True)

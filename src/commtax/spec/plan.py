@@ -1,7 +1,5 @@
 """How a model is laid over GPUs, what one step of it does, and with which techniques.
-
-Add here a parallel axis, a kind of training, a technique, or what a step may consist of.
-"""
+Add here a parallel axis, a kind of training, a technique, or what a step may consist of."""
 
 from collections.abc import Mapping
 from dataclasses import field, fields
@@ -13,14 +11,13 @@ import numpy as np
 from commtax.records import Number, dataclass
 from commtax.spec.model import Model
 
-DTYPE_BYTES: Mapping[str, float] = MappingProxyType(
-    {
-        **dict.fromkeys(("fp32", "tf32"), 4),
-        **dict.fromkeys(("fp16", "bf16"), 2),
-        **dict.fromkeys(("fp8", "fp8-rowwise", "mxfp8", "int8"), 1),
-        **dict.fromkeys(("mxfp4", "nvfp4", "fp4", "int4"), 0.5),
-    }
-)
+_SIZES = {
+    4: ("fp32", "tf32"),
+    2: ("fp16", "bf16"),
+    1: ("fp8", "fp8-rowwise", "mxfp8", "int8"),
+    0.5: ("mxfp4", "nvfp4", "fp4", "int4"),
+}
+DTYPE_BYTES: Mapping[str, float] = MappingProxyType({name: size for size, names in _SIZES.items() for name in names})
 ARITHMETIC: Mapping[str, str] = MappingProxyType({"fp8-rowwise": "fp8", "mxfp8": "fp8", "nvfp4": "fp4", "mxfp4": "fp4"})
 """Number formats whose arithmetic datasheets list under another name."""
 AxisName = Literal["tp", "pp", "dp", "ep", "cp"]
@@ -35,18 +32,14 @@ class Axis:
     flags: tuple[str, ...]  # how engines spell its option
 
 
-PARALLEL: Mapping[str, Axis] = MappingProxyType(
-    {
-        axis.name: axis
-        for axis in (
-            Axis("tp", "tensor-parallel size", ("tensor-parallel", "tensor-model-parallel", "tp")),
-            Axis("pp", "pipeline stages", ("pipeline-parallel", "pipeline-model-parallel", "pp")),
-            Axis("dp", "replicas", ("data-parallel", "dp")),
-            Axis("ep", "expert-parallel size", ("expert-model-parallel", "ep")),
-            Axis("cp", "context-parallel size", ("context-parallel",)),
-        )
-    }
+_AXES = (
+    Axis("tp", "tensor-parallel size", ("tensor-parallel", "tensor-model-parallel", "tp")),
+    Axis("pp", "pipeline stages", ("pipeline-parallel", "pipeline-model-parallel", "pp")),
+    Axis("dp", "replicas", ("data-parallel", "dp")),
+    Axis("ep", "expert-parallel size", ("expert-model-parallel", "ep")),
+    Axis("cp", "context-parallel size", ("context-parallel",)),
 )
+PARALLEL: Mapping[str, Axis] = MappingProxyType({axis.name: axis for axis in _AXES})
 """All axes: options, page, tables and documents loop over them."""
 SIZES: tuple[AxisName, ...] = get_args(AxisName)
 SERVING_AXES: tuple[AxisName, ...] = ("tp", "pp", "dp", "ep")  # the axes of a served step
@@ -56,8 +49,6 @@ CACHE_SPLIT = "dcp"  # the size that takes ranks of tp, and no GPUs of its own
 TAXES: tuple[AxisName, ...] = ("dp", "tp", "pp", "ep", "cp")  # the axes in the order in which their taxes are listed
 OVERLAPPED: tuple[AxisName, ...] = ("dp", "cp", "tp", "ep", "pp")
 """The axes in the order in which engines learnt to run their collectives beside compute."""
-
-
 MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act")
 """Parts of a layer that Megatron recomputes by name (its ``--recompute-modules``)."""
 
