@@ -14,11 +14,11 @@ from commtax.files import table
 from commtax.report.bills import bill_document, why_view
 from commtax.report.documents import Record, facts, to_json
 from commtax.report.pipelines import page_pipeline
+from commtax.report.view.slider_moves import GRIDS
 from commtax.report.view.state import Key, RefusedError, State, parse, refusal
 from commtax.verbs.billing import price
 from commtax.verbs.explained_step import ExplainedStep
 from commtax.verbs.settling import settle
-from commtax.verbs.slider_moves import GRIDS
 from commtax.verbs.why import why
 from commtax.web.guard import HTTP, problem
 from commtax.web.pages import fit_answer, legal_alternative, memory_answer, state_glance, state_grid, state_view, state_worth

@@ -13,6 +13,7 @@ from commtax.report.exact_bytes import fit_document, fit_words, lack_sentence, r
 from commtax.report.pipelines import page_pipeline
 from commtax.report.view import Patch, glance, view
 from commtax.report.view.pictures import served_patch, serving_front, training_front
+from commtax.report.view.slider_moves import GRIDS, PARTS, Cell, HeatGrid, grid, nearest_legal_plan
 from commtax.report.view.state import SHORT, SHOWN, State, arguments, command_line, on_page, refusal, short_keys, state_of
 from commtax.report.worths import pays_text, worth_document, worth_row
 from commtax.verbs.billing import price
@@ -20,7 +21,6 @@ from commtax.verbs.explained_step import ExplainedStep
 from commtax.verbs.fit_advice import add_advice
 from commtax.verbs.fitting import Fit, holds
 from commtax.verbs.settling import settle
-from commtax.verbs.slider_moves import GRIDS, PARTS, Cell, HeatGrid, grid, nearest_legal_plan
 from commtax.verbs.train_fitting import TrainFit, train_holds
 from commtax.verbs.why import every_why
 from commtax.verbs.worth import Worth, worth_of

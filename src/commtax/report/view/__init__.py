@@ -9,13 +9,13 @@ from commtax.question import Question
 from commtax.report.bills import how_sent, weakest
 from commtax.report.documents import Record, Value, record
 from commtax.report.figures import figure_table
+from commtax.report.view.slider_moves import moves
 from commtax.report.view.state import SHORT, State, arguments, command_line, short_keys, state_of
 from commtax.spec import SIZES
 from commtax.units import format_seconds
 from commtax.verbs.billing import StepBill, by_cost, price
 from commtax.verbs.explained_step import ExplainedStep, formula, lesson, share_formula, source
 from commtax.verbs.settling import describe_gpus, settle
-from commtax.verbs.slider_moves import moves
 
 Patch = dict[str, Value]  # keys of the state, and what they are set to
 NO_COMMANDS = dict.fromkeys(("commtax", "launch", "launch_engine", "launch_why", "nccl", "nccl_why"), "")

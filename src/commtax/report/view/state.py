@@ -25,12 +25,12 @@ from commtax.planner.serving_search import OBJECTIVES
 from commtax.question import AUTO, PHASES, Question
 from commtax.records import dataclass
 from commtax.report.documents import Value
+from commtax.report.view.slider_moves import MOST
 from commtax.rules.legality import RULES
 from commtax.spec import DTYPE_BYTES, SIZES, Cluster, Model
 from commtax.statement import Refusal
 from commtax.verbs.keywords import CompareOptions
 from commtax.verbs.settling import resolve_question
-from commtax.verbs.slider_moves import MOST
 from commtax.words import spelled
 
 INTEGER = r"-?[0-9]{1,12}"
