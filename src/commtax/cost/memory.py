@@ -9,19 +9,8 @@ from functools import reduce
 import numpy as np
 
 from commtax.arrays import holds_anywhere, pick
+from commtax.cost import inventory
 from commtax.cost.adapters import adapter_bytes, trained_params
-from commtax.cost.inventory import (
-    EXPERTS,
-    RankTensor,
-    by_pp,
-    format_of,
-    fullest_layers,
-    quantisation,
-    rank_tensors,
-    share,
-    stage_params,
-    total_bytes,
-)
 from commtax.cost.placement import expert_ranks, holders, padded_vocab
 from commtax.cost.schedules import SCHEDULES, kept_layers, passes_of, virtual_layers
 from commtax.cost.traffic import largest_graph
@@ -49,8 +38,8 @@ class WeightLine:
 
 def weights(model: Model, plan: Plan, engine: Engine, stage: int, pp: int) -> list[WeightLine]:
     """List the weights of one rank of one stage by part, scaled to a local checkpoint's size where that is read."""
-    scale = model.stored_bytes / total_bytes(model, plan) if model.stored_bytes and not plan.weights_dtype else 1.0
-    rows = rank_tensors(model, plan, engine, stage, pp)
+    scale = model.stored_bytes / inventory.total_bytes(model, plan) if model.stored_bytes and not plan.weights_dtype else 1.0
+    rows = inventory.rank_tensors(model, plan, engine, stage, pp)
     lines: dict[str, tuple[Number, Number]] = {}
     for row in rows:
         nbytes, copied = lines.get(row.tensor.part, (0.0, 0.0))
@@ -59,13 +48,13 @@ def weights(model: Model, plan: Plan, engine: Engine, stage: int, pp: int) -> li
     return [*(WeightLine(part, *sums) for part, sums in lines.items()), *_beside(model, plan, engine, rows)]
 
 
-def _beside(model: Model, plan: Plan, engine: Engine, rows: list[RankTensor]) -> Iterator[WeightLine]:
+def _beside(model: Model, plan: Plan, engine: Engine, rows: list[inventory.RankTensor]) -> Iterator[WeightLine]:
     """Yield what an engine loads beyond the checkpoint's tensors."""
     a = model.attention
     if engine.memory.latent_absorbed and a.latent:
         up = sum((r.tensor.size * r.copies for r in rows if r.tensor.name.endswith("kv_b_proj.weight")), start=0)
         yield WeightLine("absorbed latent projections", up * DTYPE_BYTES[plan.activations_dtype] / plan.tp, 0.0)
-    quant = format_of(model, EXPERTS, quantisation(model, plan))
+    quant = inventory.format_of(model, inventory.EXPERTS, inventory.quantisation(model, plan))
     if engine.memory.mxfp4_multiple > 1 and quant and quant.dtype == "mxfp4":
         width = (model.experts.intermediate if model.experts else 1) / expert_ranks(plan, engine).inside
         grown = _padded(model.hidden, engine.memory.mxfp4_multiple) * _padded(width, engine.memory.mxfp4_width_multiple) - 1
@@ -88,7 +77,7 @@ def drafter_weights(d: Drafter | None, plan: Plan, engine: Engine) -> list[Weigh
     if d is None or d.model is None:
         return []
     shared = {part for part, brought in (("embedding", d.own_embedding), ("head", d.own_head)) if not brought}
-    rows = [r for r in rank_tensors(d.model, plan, engine, 0, 1) if r.tensor.part not in shared]
+    rows = [r for r in inventory.rank_tensors(d.model, plan, engine, 0, 1) if r.tensor.part not in shared]
     nbytes = d.modules * sum((r.bytes_per_rank for r in rows), start=plan.tp * 0.0)
     ideal = d.modules * sum((r.ideal_bytes for r in rows), start=plan.tp * 0.0)
     return [WeightLine("drafter", nbytes, np.maximum(0.0, nbytes - ideal))]
@@ -123,7 +112,7 @@ def _ffn_elements(f: Mlp | Experts, model: Model, plan: Plan, engine: Engine, to
     inner = f.intermediate / ranks.inside
     seen = np.minimum(tokens * pick(ranks.over_replicas, plan.dp, 1), engine.memory.moe_chunk_tokens)
     copies = seen * f.top_k  # the kernel's buffers are for every choice, also those of other ranks
-    shared = tokens * 3 * f.shared_intermediate * share("shared", model, plan, engine)
+    shared = tokens * 3 * f.shared_intermediate * inventory.share("shared", model, plan, engine)
     return seen * model.hidden + copies * (np.maximum(2 * inner, model.hidden) + inner) - tokens * model.hidden + shared
 
 
@@ -164,7 +153,7 @@ def check_stored(model: Model) -> None:
     """Refuse a checkpoint whose files hold far more or less than its config describes."""
     if not model.stored_bytes:
         return
-    expected = total_bytes(model, Plan())
+    expected = inventory.total_bytes(model, Plan())
     if not 0.5 < model.stored_bytes / expected < 2:
         both = f"its safetensors files hold {model.stored_bytes:,} bytes and config.json describes {expected:,.0f}"
         raise Refusal(f"model {model.key}: {both}: files are missing, or belong to another model", "model")
@@ -188,7 +177,7 @@ class TrainMemory:
 def training_memory(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> TrainMemory:
     """Divide training memory by ZeRO: 1 shares the optimiser state over data-parallel ranks, 2 the gradients too (which add up
     whole in a pipeline's chunk), 3 the parameters too (which stay gathered in a pipeline)."""
-    params = stage_params(model, plan, engine)
+    params = inventory.stage_params(model, plan, engine)
     ranks, same_experts = holders(plan, engine)
     ends = _ends(model, plan, params)
     shares = (params["layers"] + ends, params["experts"])
@@ -207,7 +196,7 @@ def training_memory(model: Model, plan: Plan, step: TrainStep, engine: Engine) -
         weights = weights + divided(trained, 4 if mastered else whole, 3)
     if plan.zero == 3:
         # one layer is whole while it is used, the next is on its way; with a pipeline all of the stage is
-        some = np.minimum(1, pick(piped, 1, 2 / fullest_layers(model, plan)))
+        some = np.minimum(1, pick(piped, 1, 2 / inventory.fullest_layers(model, plan)))
         weights = weights + some * (_gathered_params(params["layers"], ranks) + _gathered_params(experts, same_experts)) * whole
         weights = weights + pick(piped, _gathered_params(ends, ranks), 0) * whole
     rows = step.micro_batch * plan.share(step.seq)
@@ -223,8 +212,8 @@ def training_memory(model: Model, plan: Plan, step: TrainStep, engine: Engine) -
 
 def _ends(model: Model, plan: Plan, params: Mapping[str, Number]) -> Number:
     """Count the parameters of embedding (and head) beyond the layers that their stage lacks against the fullest one."""
-    fullest = fullest_layers(model, plan)
-    first = by_pp(plan.pp, lambda pp: sum(chunk[0] for chunk in virtual_layers(model.num_layers, pp, plan.chunks)))
+    fullest = inventory.fullest_layers(model, plan)
+    first = inventory.by_pp(plan.pp, lambda pp: sum(chunk[0] for chunk in virtual_layers(model.num_layers, pp, plan.chunks)))
     return np.maximum(0, params["ends"] - (fullest - first) * (params["layers"] + params["experts"]) / fullest)
 
 
