@@ -4,7 +4,6 @@ Editors complete names by these types, and a type checker checks them. A test fa
 """
 
 import textwrap
-import tomllib
 from pathlib import Path
 
 from commtax.options import taken_by
@@ -19,7 +18,20 @@ ALIKE = {  # what several functions take alike is written once
     "SharedTrainingOptions": ("train_bill", "traffic", "train_fit"),
     "SharedLimitOptions": ("fit", "simulate", "serve", "plan", "plan_fleet", "worth", "audit_run"),
 }
-HEAD: str = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["head"]
+HEAD = '''"""Keywords of the public functions, for editors and checkers of types. Written by benchmarks/keywords.py."""
+
+# ruff: noqa: E702
+# fmt: off
+from collections.abc import Sequence
+from os import PathLike
+from typing import TypedDict
+
+from commtax.spec import Cluster, Engine, Number, Profile
+from commtax.spec.stream import Lengths, RequestStream
+
+Numbers = Number | Sequence[int]
+Profiles = str | PathLike[str] | Profile | Sequence[str | PathLike[str] | Profile]
+'''
 WIDTH = 128
 
 
