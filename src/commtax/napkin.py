@@ -100,7 +100,7 @@ def crossover_payload_bytes(num_ranks: float, bandwidth_Bps: float, latency_s: f
 
 
 def breakeven_overlap(slow_s: float, fast_s: float) -> float:
-    """Return the share of a slow link's exposed communication to hide for its step to take as long as on the fast one.
+    """Return the share of a slow link's exposed communication to hide so that a step is as fast as on the fast link.
 
     >>> breakeven_overlap(1.14e-3, 0.29e-3) > 0.74, breakeven_overlap(1.0, 2.0)
     (True, 0.0)

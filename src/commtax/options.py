@@ -64,7 +64,7 @@ class Option:
 
     @property
     def bounded(self) -> bool:
-        """Whether the table bounds its values."""
+        """Whether the table restricts the option's values."""
         return bool(self.rule or self.words) or self.least is not None or self.above is not None
 
     def serves(self, command: str) -> bool:

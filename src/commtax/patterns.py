@@ -24,7 +24,7 @@ class Modules:
     looking: tuple[re.Pattern[str], ...]  # ahead or behind
 
     def hold(self, *spellings: str) -> bool:
-        """Return whether this tensor is named, or a module that it lies in, by any way of spelling it.
+        """Return whether any spelling names this tensor or a module that contains it.
         A pattern that looks ahead excludes names, so that it must agree with every spelling."""
         looking = self.looking and all(any(pattern.match(name) for pattern in self.looking) for name in spellings)
         return bool(looking) or any(map(self._names, spellings))

@@ -96,7 +96,7 @@ def _await(semaphore: SemLock, other: int) -> None:
 
 
 def _semaphores(rank: int, size: int) -> tuple[list[SemLock], list[tuple[int, SemLock]]]:
-    """Open semaphores to post to each other rank, and to wait on by rank. Names go once everyone has them open."""
+    """Open the semaphores that this rank posts to and waits on, and unlink their names once all ranks have opened them."""
     token = f"{owner()}-{secrets.token_hex(3)}"  # macOS takes names of 30 characters
     names = [f"/{SEMAPHORE}{token}-{other}" for other in range(size)]
     others = [other for other in range(size) if other != rank]

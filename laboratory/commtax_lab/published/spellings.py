@@ -84,7 +84,7 @@ def spelled_run(row: Row) -> Row:
 
 @lru_cache(maxsize=1024)
 def engine_named(text: str) -> str:
-    """Return the engine among the words of a name, or "".
+    """Return the key of the engine that a text names, or "" if it names none.
 
     >>> [engine_named(name) for name in ("h200_sxm_tensorrt_llm_gemm", "kernels/b60_vllm_moe.csv", "h100_sxm_gemm")]
     ['trtllm', 'vllm', '']

@@ -227,7 +227,7 @@ def measured_s(row: Row, model: Model, plan: Plan, chip: Chip) -> float:
 
 
 def _peak(chip: Chip, plan: Plan) -> float:
-    """Return the dense peak of the arithmetic that products run in."""
+    """Return the chip's dense peak in FLOP/s for the type that the plan's matrix products run in."""
     peaks = chip.flops_per_s
     return float(peaks.get(ARITHMETIC.get(plan.weights_dtype, plan.weights_dtype)) or peaks.get("bf16") or peaks["fp16"])
 

@@ -23,7 +23,7 @@ MOST_NAMED = 4  # commands that an answer names
 
 
 def what_to_type(error: click.UsageError, arguments: list[str]) -> str:
-    """Return the answer to a common mistake, or "" for others."""
+    """Return a hint for a common mistake, or "" for any other."""
     verb = arguments[0] if arguments else ""
     if isinstance(error, click.NoSuchOption):
         return _of_option(error, verb, arguments)

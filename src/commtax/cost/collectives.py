@@ -255,7 +255,7 @@ def one_pipeline(c: Crossing, inside: PathChoice, network: Network) -> PathChoic
 
 
 def _by_protocol(p: Protocol, c: Crossing, inside: PathChoice, paths: tuple[Path, ...], network: Network) -> PathChoice:
-    """Price one protocol. Latency: the stage inside, network hops, filling the pipeline. Bytes: both stages side by side."""
+    """Price a collective across domains by one protocol: its latency, and the transfers inside and between domains at once."""
     index, latency, moving = inside.path, inside.latency_s, inside.wire_s
     ring = next((i for i, path in enumerate(paths) if path.algorithm == "ring"), None) if p.ring else None
     if ring is not None:  # the protocol rides the plain ring, whatever path was chosen

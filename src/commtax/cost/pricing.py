@@ -152,7 +152,7 @@ def _sent_line(item: Item, pricer: Pricer, chosen: PathChoice, settings: WhatIf)
 
 
 def reason(path: Path, nbytes: float, ranks: int, crosses: bool = False) -> Note:
-    """Explain why a library takes this path, with ``ranks`` inside one host.
+    """Explain why a library takes this path, with ``ranks`` of the group inside each fast domain.
 
     >>> reason(Path("all-reduce", "one-shot", 1e9, name="custom one-shot", max_bytes=((8, 262143.0),)), 16384, 8)
     'custom one-shot: 16 KiB <= 256 KiB on 8 ranks'
@@ -311,12 +311,12 @@ def step_lines(t: PricingTerms, work: Workload) -> list[Line]:
 def _batch_lines(t: PricingTerms, work: Workload) -> list[Line]:
     whole = overlap.keeps_sequences(t, work)
     if not holds_anywhere(whole):
-        return _batch_overlap(_plain_lines(t, work), t, work.rows)
+        return _overlap_batches(_plain_lines(t, work), t, work.rows)
     plain = _plain_lines(replace(t, plan=replace(t.plan, sequence_parallel=False)), work)
-    return overlap.either(whole, plain, plain if np.all(whole) else _batch_overlap(_plain_lines(t, work), t, work.rows))
+    return overlap.either(whole, plain, plain if np.all(whole) else _overlap_batches(_plain_lines(t, work), t, work.rows))
 
 
-def _batch_overlap(lines: list[Line], t: PricingTerms, rows: Number) -> list[Line]:
+def _overlap_batches(lines: list[Line], t: PricingTerms, rows: Number) -> list[Line]:
     wanted = t.techniques
     if wanted.single_batch or wanted.shared_stream:
         lines = overlap.beside_same_batch(lines, t, rows)

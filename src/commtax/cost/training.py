@@ -301,7 +301,7 @@ def _passes(plan: Plan) -> int:
 
 
 def _tensor_parallel(model: Model, plan: Plan, rows: Number, payload: Number, layers: Number, engine: Engine) -> list[Item]:
-    """List the sums of two sites a layer (attention, feed-forward), forward, backward and again if recomputed, and of the ends.
+    """List tensor-parallel sums: two per layer, forward, backward and when recomputed, and those of embedding, head and loss.
     With sequence parallelism a site is all-gather + reduce-scatter. Backward gathers the gradient of the row-parallel output, and
     Megatron, which keeps only its share of it, the column-parallel input again for the weight gradient (Korthikanti et al. 2022,
     section 4.2.2). torch's selective recomputation gathers again, too; its full one needs no second sum of the layer's end."""

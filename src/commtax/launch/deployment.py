@@ -36,7 +36,7 @@ class DeployedPlan:
 
     @property
     def name(self) -> str:
-        """Return the model's name as names of resources and hosts are spelled."""
+        """Return the model's name, made safe for names of resources and hosts."""
         last = self.question.model.key.rstrip("/").rsplit("/", 1)[-1]
         return re.sub(r"[^a-z0-9]+", "-", last.lower()).strip("-")[:40].strip("-") or "llm"
 

@@ -67,7 +67,7 @@ class Processes:
 
 
 class Dask:
-    """The workers of a Dask cluster, on which this version of commtax is installed."""
+    """Workers of a Dask cluster, which must have this version of commtax installed."""
 
     def __init__(self, client: Client) -> None:
         self.client, self.count = client, 1  # at least

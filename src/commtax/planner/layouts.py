@@ -79,7 +79,7 @@ class Layout:
         return min(self.answers * copies, self.prompt_answers * prompts, wire)
 
     def too_slow(self, rate: float) -> tuple[str, float] | None:
-        """Return the limit that copies at so many requests/s each are sure to break, and the time that they would need."""
+        """Return the limit on token times that copies at a rate of requests/s each must break, and their token time."""
         limits = [(limit, name) for name, limit in self.question.goal.slo if name in OF_TOKENS]
         if not limits or not self.paces[0]:
             return None

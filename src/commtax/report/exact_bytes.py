@@ -54,7 +54,7 @@ def traffic_document(sent: Traffic) -> Record:
 
 
 def show_fit(console: Console, judged: Fit | TrainFit) -> None:
-    """Show the verdict, what is missing or left, then what a rank holds."""
+    """Show whether a plan fits, what it lacks and what would help, then the bytes that a rank holds."""
     tables.say(console, fit_words(judged), "bold green" if judged.fits else "bold red")
     if not judged.trains and (plain := without_adapters(judged)):  # what LoRA adapters take, and what that costs in KV tokens
         plan, fewer = judged.question.plan, plain.kv_tokens - judged.kv_tokens

@@ -67,7 +67,7 @@ def show_shares(console: Console, title: str, parts: Iterable[tuple[str, float]]
 
 
 def say(console: Console, text: str, style: str = "") -> None:
-    """Print a sentence, folded at spaces where it is longer than the screen is wide. A pipe keeps it whole."""
+    """Print a sentence, folded at spaces to the width of the screen but left whole in a pipe."""
     console.print(Text(text, style=style))
 
 

@@ -121,7 +121,7 @@ def expect(
     op = collective_named(op)
     if op not in OPS:
         raise Refusal.of(f"one of {', '.join(OPS)}", OPS, collective=op)
-    op, library, algorithm = _as_requested(op, library, technique)
+    op, library, algorithm = _resolve_collective(op, library, technique)
     place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
     constants = overlay.load_profile(profile)
     place = overlay.measured_cluster(constants, place) if constants else place
@@ -191,7 +191,7 @@ def _expectation(op: str, sent: str, nbytes: Number, size: int, place: Cluster, 
     )
 
 
-def _as_requested(op: str, library: str, technique: str) -> tuple[str, str, str]:
+def _resolve_collective(op: str, library: str, technique: str) -> tuple[str, str, str]:
     on = changes_of(technique) if technique else {}
     if on.keys() - {"fused_reduce", "library"}:
         raise Refusal(f"technique '{technique[:40]}': changes more than one collective, and expect prices one", "technique")

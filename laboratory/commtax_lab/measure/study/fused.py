@@ -156,7 +156,7 @@ def _normalise(x: Tensor) -> Tensor:
 
 
 def add_norm(x: Tensor, residual: Tensor, weight: Tensor, summed: Tensor, out: Tensor) -> None:
-    """Compute summed = x + residual, out = summed / rms(summed) * weight."""
+    """Add the residual and apply RMSNorm: summed = x + residual, out = summed / rms(summed) * weight."""
     width = x.shape[-1]
     if _is_plain(x):
         h = x.float() + residual.float()

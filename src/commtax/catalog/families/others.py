@@ -215,7 +215,7 @@ def _minimax_m3_text(c: Fields) -> Model:
 
 
 def _selectors(c: Fields, count: int) -> list[Indexer | None]:
-    """Return which layers choose blocks, and how many, or that all see everything without the section, as in transformers."""
+    """Read which layers of MiniMax-M3 select blocks of tokens by sparse attention: none where the config has no such section."""
     section = c.section("sparse_attention_config")
     if section is None:
         c.default("sparse_attention_config", "every layer sees everything")

@@ -67,7 +67,7 @@ class Fields:
         return default if value is None else bool(value)
 
     def inner(self, name: str) -> Fields:
-        """Return a nested section such as ``text_config``."""
+        """Return a nested section such as ``text_config``, whose absence is a fault."""
         value = self.get(name)
         self.bad += [] if isinstance(value, Mapping) else [name]
         return self.inside(value if isinstance(value, Mapping) else {})

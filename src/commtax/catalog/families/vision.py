@@ -123,7 +123,7 @@ def qwen_tower(v: Fields, hidden: int, _c: Fields) -> Tower:
 
 
 def qwen25_tower(v: Fields, hidden: int, _c: Fields) -> Tower:
-    """Return Qwen2.5-VL's: RMS norms, a gated MLP with biases, rotary positions."""
+    """Build the vision tower of Qwen2.5-VL: RMS norms, a gated MLP with biases, rotary positions."""
     plain, patch, merged = _two_frame_vit(v, "in_chans")
     h, out = plain.hidden, v.number("out_hidden_size", hidden) or hidden
     rows = (("projector.norm", (h,), 1), *chain("projector", (merged * h, merged * h, out), bias=True))

@@ -91,12 +91,12 @@ def _split_clashing(files: Files, names: Sequence[str]) -> Iterator[Files]:
         yield from ([one] for one in files)
     else:
         for place in _group_files(files, lambda one: one[1].place).values():
-            for moment in _split_runs(place, names) if _clash(place) else [place]:
+            for moment in _split_into_runs(place, names) if _clash(place) else [place]:
                 alone = _clash(moment) and not any(signs.meets for _, signs in moment)
                 yield from _group_files(moment, lambda one: names[one[0]]).values() if alone else [moment]
 
 
-def _split_runs(files: Files, names: Sequence[str]) -> list[Files]:
+def _split_into_runs(files: Files, names: Sequence[str]) -> list[Files]:
     """Split files whose ranks clash into runs: by long pauses, or by whatever else leaves no clash where ranks are reported."""
     long_after = _moments(files, LEVEL.apart_s)
     if not files[0][1].world:

@@ -306,7 +306,7 @@ def label_jobs(files: Sequence[tuple[str, Trace]]) -> list[tuple[str, tuple[Trac
 
 
 def measured_steps(jobs: Sequence[LabelledTraces], cluster: Cluster) -> MeasurementFiles:
-    """Return the steps of all traces that hold any."""
+    """Return the measured steps of all traces, with the traces that were refused and why."""
     steps: list[MeasuredStep] = []
     refused: list[str] = []
     notes: dict[str, list[str]] = {}

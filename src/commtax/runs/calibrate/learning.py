@@ -406,7 +406,7 @@ def _parts(one: Deployment, learnt: Learnt) -> Iterator[measurements.ProfilePart
 
 
 def _changes(one: Deployment, profile: Profile) -> Iterator[measurements.ConstantChange]:
-    """Yield the constants of a deployment that the runs informed."""
+    """Yield each constant that a deployment's runs made surer, with its value and uncertainty before and after."""
     for name, change in dict(moves_of(profile))[one].items():
         usual, unit = _usual(one, name)
         if usual:

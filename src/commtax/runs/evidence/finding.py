@@ -1,4 +1,4 @@
-"""One line of an audit: what was predicted, what a run left behind, and whether they agree; what is missing to judge."""
+"""Lines of an audit (what was predicted, what a run left behind, whether they agree), its sections, and their typical steps."""
 
 from __future__ import annotations
 
@@ -318,7 +318,7 @@ def _mean(seconds: Sequence[float]) -> float:
 
 
 def usual_phase(section: Section) -> str:
-    """Return the phase of most steps, since an engine's prompts and the tokens between them differ in length."""
+    """Return the phase of most usual steps, such as prefill or decode, or of most steps where none is usual."""
     counted = Counter(section.phases.get(row.name, "") for row in [r for r in section.steps if r.usual] or section.steps)
     return counted.most_common(1)[0][0] if counted else ""
 

@@ -301,7 +301,7 @@ def _with_seconds(steps: list[TrainedStep], program: str, facts: Mapping[str, tu
 
 
 def mesh(facts: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
-    """Return the sizes of torchtitan's axes. Replicas and shards together are ``dp``.
+    """Return the size of each torchtitan mesh axis, with replicas and shards multiplied into ``dp``.
 
     >>> mesh({"mesh": ("'dp', 'tp'", "2, 4")})
     {'tp': 4, 'dp': 2}

@@ -225,7 +225,7 @@ def parse_json(text: str, name: str) -> CollectiveTests:
 
 
 def text_of_json(text: str, name: str) -> str:
-    """Rewrite a document as header, devices, rows and end, as far as it has them."""
+    """Convert the JSON of nccl-tests or rccl-tests to lines of text: header, devices, rows and end, where present."""
     try:
         documents = list(_objects(text))
         lines = list(_nccl(documents[0])) if documents and "results" in documents[0] else list(_rccl(documents))

@@ -472,7 +472,7 @@ def _request_s(result: BenchmarkRun, statistic: str = "median") -> float | None:
 
 
 def plain_causes(result: BenchmarkRun) -> tuple[Cause, ...]:
-    """Return what a result shows of its terms without a claim."""
+    """Return the causes that a result shows without a prediction: overload or else waiting, and preemptions."""
     thrown = result.facts.get("preemptions", "0")
     text = f"{thrown} times a request was thrown out of the KV cache and computed again"
     lost = Cause("preemption", text, change=CHANGES["preemption"])
@@ -541,7 +541,7 @@ def _least_wait_s(result: BenchmarkRun, first_s: float) -> float:
 
 
 def unanswered_count(result: BenchmarkRun) -> int:
-    """Return the requests without an answer: those that failed, else what is missing of those that a command sent."""
+    """Count the unanswered requests: those reported as failed, else those requested minus those completed."""
     return result.failed or max(0, int(result.facts.get(ASKED, "0")) - (result.requests or 0))
 
 

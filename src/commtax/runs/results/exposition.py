@@ -163,7 +163,7 @@ def run_of(page: Exposition, window_s: float | None = None) -> BenchmarkRun:
 
 
 def num_answered(page: Exposition) -> int | None:
-    """Return the number of requests with measured times, or None for none."""
+    """Return the number of requests with recorded latencies, or None if there are none."""
     counted = [n for name in METRICS if (n := page.totals.get(f"{name}_count")) and METRICS[name] in ("e2el", "ttft")]
     return int(min(counted)) if counted else None
 

@@ -292,7 +292,7 @@ class PrintedRun:
         return any(name in STRONG for name, _ in self.figures) or ("test" in self.strings and self.measured > 0)
 
     def one(self, name: str) -> float | None:
-        """Return a figure that is no time of a request, or its mean where it has statistics."""
+        """Return a figure other than a request's latency, or its mean if it has statistics."""
         statistics = {s: n for (f, s), n in self.figures.items() if f == name}
         return next((statistics[s] for s in ("", "mean", "max", "median") if s in statistics), None)
 

@@ -502,7 +502,7 @@ def named_work(job: TracedJob, place: int) -> Mapping[tuple[str, int], tuple[int
 
 
 def typical_step(job: TracedJob) -> Timeline | None:
-    """Return the step of median length on the first ranks, from its own beginning, limited to the longest intervals."""
+    """Return the timeline of the median-length step on the first ranks, from zero and with the longest intervals alone."""
     totals = job.accounts.total_s
     if not totals.size:
         return None

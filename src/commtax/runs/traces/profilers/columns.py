@@ -189,7 +189,7 @@ class _Roles(dict[str, int]):
         return role
 
 
-class Numbered(dict[object, int]):
+class ItemNumbers(dict[object, int]):
     """Items numbered in the order in which they came. ``signs``: what their text takes."""
 
     signs = 0
@@ -242,7 +242,7 @@ class Columns:
 
     def __init__(self, name: str) -> None:
         self.file = name
-        self.names, self.threads, self.lanes, self.facts = Numbered(), Numbered(), Numbered(), Numbered()
+        self.names, self.threads, self.lanes, self.facts = ItemNumbers(), ItemNumbers(), ItemNumbers(), ItemNumbers()
         self.facts[EventFacts()] = 0
         self.device = Rows(start="q", end="q", name="i", lane="i", correlation="q", facts="i", copies="b")
         self.launches = Rows(start="q", end="q", name="i", thread="i", correlation="q")

@@ -112,7 +112,7 @@ class NcclCall:
 
 
 def payload_schemas(database: Database) -> Schemas:
-    """Return the layout of NCCL's payloads in this export."""
+    """Read the layouts of NCCL's NVTX payloads from this export."""
     entries = "NVTX_PAYLOAD_SCHEMA_ENTRIES"
     if not database.has(entries, "domainId", "schemaId", "type", "name", "offset"):
         return {}
