@@ -1,13 +1,16 @@
 """Files of profiles: what was measured on one machine, as TOML that a person reads, or as JSON.
 
 ``commtax_profile = 2``, ``name``, ``written`` (the day), ``engine`` and ``dtype`` that were measured, the host's times (``host_s``
-…), and tables and lists of the other ``PARTS``, each of which may be left out. Version 1 has neither curves nor deployments.
+…), and tables and lists of the other ``PARTS``, each of which may be left out. Version 1, which is JSON and has neither curves nor
+deployments, is still read.
+
 ``[[deployment]]`` has engine, version, chip, family, model, dtype, tp … ``[[deployment.run]]`` label, clients, lengths, and tables
 ``tpot`` and ``ttft`` of measured_s, catalogue_s, residual, noise, repeats, scatter and slopes. Of a profiled step, ``products``,
 ``attention`` … ``host`` instead (``spec.STEP_PARTS``): clients are the sequences in it, and input_len what they see.
 
-Of profiles laid over each other, constants by name (chip, kernels, libraries) are taken one by one, those of the network and the
-host as a whole; what runs taught is joined.
+Several profiles become one where they are laid over each other in order: a host's, a fabric's, an engine's. What was fitted
+together stays together. Constants by name (chip, kernels, libraries) are taken one by one, those of the network and the host as a
+whole; what runs taught is joined.
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ from commtax.statement import Refusal, Source
 from commtax.toml_text import shorten, shorten_all, write_toml
 from commtax.units import listed, plural
 
-SLOPES = frozenset(f.name for kind in (HostTime, Paces) for f in fields(kind) if f.type == "float")  # that lessons may blame
+SLOPES = frozenset(f.name for kind in (HostTime, Paces) for f in fields(kind) if f.type == "float")
+"""Constants that a lesson may blame."""
 _TEXTS = tuple(f.name for f in fields(Deployment) if f.type == "str")
 _SWITCHES = tuple(f.name for f in fields(Deployment) if f.type == "bool")
 _LEFT_OUT = {f.name: f.default for f in fields(Deployment) if f.default is not MISSING}  # what a deployment that does not say it is
@@ -147,11 +151,16 @@ def run_topics(lessons: Iterable[RunLesson], wanted: Mapping[str, str]) -> Itera
     runs = list(dict.fromkeys(lesson.deployment for lesson in lessons))
     for name, value in wanted.items():
         if value and runs:
-            yield Topic(name, value, tuple(str(x) for x in sorted({getattr(run, name) for run in runs}) if x != ""))
+            had = {getattr(run, name) for run in runs}
+            yield Topic(name, value, tuple(str(x) for x in sorted(had) if x != ""))
             runs = [run for run in runs if str(getattr(run, name)) == value] or runs
 
 
 NO_FACTS = ("key", "name")  # what a chip is called is no fact of it
+
+
+def join(profiles: Sequence[Profile]) -> Profile:
+    return reduce(lay_over, profiles)
 
 
 def tells_chip(profile: Profile) -> bool:
@@ -173,17 +182,26 @@ def lay_over(first: Profile, second: Profile) -> Profile:
     libraries = {**second.libraries, **first.libraries, **second.libraries}
     every = reversed([*first.lessons, *second.lessons])  # equal ones are kept once
     lessons = {(replace(x, slopes={}).__repr__(), tuple(sorted(x.slopes.items()))): x for x in every}
-    engine = kept.engine if kept.host else second.engine or first.engine
-    joined = replace(first, name=f"{first.name} + {second.name}", host=kept.host or other.host, engine=engine)
-    joined = replace(joined, dtype=second.dtype or first.dtype, lessons=tuple(reversed(lessons.values())))
-    joined = replace(joined, chip=_merge_chip_facts(first, second), tables={**first.tables, **second.tables})
-    joined = replace(joined, libraries=second.libraries or first.libraries if len(measured_on) > 1 else libraries)
-    joined = replace(joined, network=second.network or first.network, curves=second.curves if second.network else first.curves)
-    joined = replace(joined, links={which: links[which] or link for which, link in both.items()})
-    return replace(joined, sources={**first.sources, **second.sources}, written=max(first.written, second.written))
+    return replace(
+        first,
+        name=f"{first.name} + {second.name}",
+        host=kept.host or other.host,
+        engine=kept.engine if kept.host else second.engine or first.engine,
+        dtype=second.dtype or first.dtype,
+        lessons=tuple(reversed(lessons.values())),
+        chip=_merge_chip_facts(first, second),
+        tables={**first.tables, **second.tables},
+        libraries=second.libraries or first.libraries if len(measured_on) > 1 else libraries,
+        network=second.network or first.network,
+        curves=second.curves if second.network else first.curves,
+        links={which: links[which] or link for which, link in both.items()},
+        sources={**first.sources, **second.sources},
+        written=max(first.written, second.written),
+    )
 
 
 def _merge_chip_facts(first: Profile, second: Profile) -> ChipFacts:
+    """Join facts of one chip, which is that of the only profile that has some."""
     keys = [profile.chip.get("key", "") for profile in (first, second)]
     telling = [profile for profile in (first, second) if tells_chip(profile) or profile.tables]
     if all(keys) and keys[0] != keys[1]:
@@ -259,7 +277,7 @@ def load_profile(profile: ProfilesLike | None) -> Profile | None:
         return load(profile)
     if isinstance(profile, (list, tuple)):
         read = [one for one in map(load_profile, profile) if one is not None]
-        return reduce(lay_over, read) if read else None
+        return join(read) if read else None
     rule = "the name of a file is needed, or a Profile, or a list of them"
     raise Refusal(f"profile={physics.short_repr(profile)}: {rule}", "profile")
 
@@ -279,6 +297,7 @@ def profile_text(profile: Profile, comments: Sequence[str] | None = None, *, as_
 
 
 def _checked_length(text: str, name: str) -> str:
+    """Refuse long TOML, which is read slowly: what would take seconds is neither written nor read."""
     if len(text) > MOST_TOML:
         raise Refusal(f"{name}: longer than {MOST_TOML // MiB} Mi signs of TOML, thousands of runs; make several of it", "profile")
     return text
@@ -301,19 +320,26 @@ def profile_comment(profile: Profile) -> list[str]:
 
 def document(profile: Profile) -> dict[str, object]:
     """Return the profile as it is written, without its empty parts and with no more digits than were measured."""
-    parts: dict[str, object] = {"written": profile.written, "engine": profile.engine, "dtype": profile.dtype}
-    parts |= _in_order(profile.host, physics.HOST)
-    parts |= {"chip": _in_order(profile.chip, ("key", "name", *physics.CHIP)), "network": dict(profile.network)}
-    parts["network_curves"] = [asdict(curve) for curve in profile.curves]
-    parts |= {"links": dict(profile.links), "sources": dict(profile.sources)}
-    parts["kernels"] = {"tables": {name: dict(table) for name, table in profile.tables.items()}} if profile.tables else {}
-    parts["libraries"] = [{"name": name, "paths": path_rows(paths)} for name, paths in profile.libraries.items()]
-    parts["deployment"] = deployment_rows(profile.lessons)
+    parts: dict[str, object] = {
+        "written": profile.written,
+        "engine": profile.engine,
+        "dtype": profile.dtype,
+        **_in_order(profile.host, physics.HOST),
+        "chip": _in_order(profile.chip, ("key", "name", *physics.CHIP)),
+        "network": dict(profile.network),
+        "network_curves": [asdict(curve) for curve in profile.curves],
+        "links": dict(profile.links),
+        "sources": dict(profile.sources),
+        "kernels": {"tables": {name: dict(table) for name, table in profile.tables.items()}} if profile.tables else {},
+        "libraries": [{"name": name, "paths": path_rows(paths)} for name, paths in profile.libraries.items()],
+        "deployment": deployment_rows(profile.lessons),
+    }
     filled = {key: value for key, value in parts.items() if value not in ({}, [], "")}
     return cast(dict[str, object], shorten_all({"commtax_profile": VERSION, "name": profile.name, **filled}))
 
 
 def _in_order(table: Mapping[str, object], names: Iterable[str]) -> dict[str, object]:
+    """Return the table with these names first, so that what is read and written again is as it was."""
     return {name: table[name] for name in (*names, *table) if name in table}
 
 
@@ -338,11 +364,21 @@ def parse(document: object, name: str = "") -> Profile:
     made = tuple(_curve(row, f"network_curves[{i}]") for i, row in enumerate(_sequence(rows, "network_curves")))
     if len({curve.op for curve in made}) < len(made):
         raise Refusal("network_curves: one curve for each collective is needed", "network_curves")
-    profile = Profile(name=whole.text("name", name), chip=_chip(whole.part("chip")), network=network, curves=made)
-    profile = replace(profile, tables=dict(_tables(whole.part("kernels").part("tables"))), libraries=_libraries(whole))
-    profile = replace(profile, host=whole.some(physics.HOST), links=whole.part("links").texts(), engine=whole.text("engine"))
-    profile = replace(profile, dtype=whole.text("dtype"), sources=whole.part("sources").texts())
-    profile = replace(profile, lessons=read_lessons(whole.rows("deployment")), written=_day(whole))
+    profile = Profile(
+        name=whole.text("name", name),
+        chip=_chip(whole.part("chip")),
+        tables=dict(_tables(whole.part("kernels").part("tables"))),
+        libraries=_libraries(whole),
+        network=network,
+        curves=made,
+        host=whole.some(physics.HOST),
+        links=whole.part("links").texts(),
+        engine=whole.text("engine"),
+        dtype=whole.text("dtype"),
+        sources=whole.part("sources").texts(),
+        lessons=read_lessons(whole.rows("deployment")),
+        written=_day(whole),
+    )
     whole.part("links").check_allowed({"intra", "inter"})
     # Ceilings of the chip and the link that it names; what names none is held against the cluster that it is used on.
     if (key := profile.chip.get("key", "")) in catalog.keys("chips"):
@@ -394,6 +430,7 @@ def _chip(part: TableView) -> ChipFacts:
 
 
 def _tables(part: TableView) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yield kernel constants of listed forms, complete, because each table stands in for a whole one."""
     for name in part.table:
         form, constants = name.partition(".")[0], part.part(name)
         if form not in physics.NEEDED:

@@ -3,6 +3,9 @@
 A schedule is one function that orders each rank's operations and one entry in the table behind them, with what algebra says of
 it for equal stages. An operation is (kind, microbatch, chunk): F forward, B input gradient, W weight gradient, and their seconds
 in closed forms; a backward whose W does not appear on its rank is not split and takes B + W.
+
+Where a rank has several chunks (virtual stages), a microbatch passes chunk 0 of every rank, then chunk 1 of every rank, and so
+on: which layers each holds, and how many of their activations a rank keeps, stands behind the table.
 """
 
 from bisect import bisect_left
@@ -76,7 +79,8 @@ def one_f_one_b(p: int, m: int, v: int) -> OperationOrder:
 
 
 def interleaved_order(p: int, m: int, v: int) -> OperationOrder:
-    """Order Megatron's interleaved 1F1B: p microbatches pass chunk 0, then chunk 1 …, 2 (p - i - 1) + (v - 1) p forwards ahead."""
+    """Order Megatron's interleaved 1F1B: groups of p microbatches pass chunk 0, then chunk 1, and so on, with 2 (p - i - 1) + (v -
+    1) p forwards ahead on rank i."""
     n = m * v
     forward: list[Op] = [("F", k // (p * v) * p + k % p, k // p % v) for k in range(n)]
     backward: list[Op] = [("B", j, v - 1 - chunk) for _, j, chunk in forward]
@@ -203,7 +207,8 @@ class Schedule:
 
     def total(self, p: int, m: int, v: int = 1, f: float = 1.0, b: float = 1.0, w: float = 1.0) -> float:
         """Return the time of the whole run: work and idleness of any rank."""
-        return (m * self.passes(v) * (f + (b + w if self.backward else 0.0))) + float(self.idle(p, f, b, w))
+        work = m * self.passes(v) * (f + (b + w if self.backward else 0.0))
+        return work + float(self.idle(p, f, b, w))
 
 
 def _fill_and_drain(p: Number, f: Number, b: Number, w: Number) -> Number:
@@ -223,10 +228,6 @@ def _zb_h_idle(p: Number, f: Number, b: Number, w: Number) -> Number:
     return (p - 1) * (f + late)
 
 
-def _zb_h2_idle(p: Number, f: Number, b: Number, w: Number) -> Number:
-    return _zb_h_idle(p, f, b, 2 * w)
-
-
 def _zb_v_idle(p: Number, _f: Number, b: Number, w: Number) -> Number:
     late: Number = np.maximum(b, 2 * (b - w))
     return (p - 1) * late
@@ -242,23 +243,53 @@ def _interleaved_peak(p: Number, m: Number, v: Number, i: Number) -> Number:
     return np.minimum(m * v, ahead + 1)
 
 
-_DIVIDED = (
-    "the number of stages must divide the number of microbatches",
-    lambda p, m, _v: m % p == 0,
-    lambda _p: "a multiple of pp",
-)
-_MANY = ("at least as many microbatches as stages are needed", lambda p, m, _v: m >= p, lambda p: f"at least {p}")
-_TWICE = ("at least 2p - 1 microbatches are needed", lambda p, m, _v: m >= 2 * p - 1, lambda p: f"at least {2 * p - 1}")
 # Longer forms are functions of their own: a type checker takes half a minute over them as arguments of this table.
 _SCHEDULES: tuple[Schedule, ...] = (
     Schedule("fill-drain", fill_drain, lambda p, f, _b, _w: (p - 1) * f, lambda p, m, _v, _i: m + 0 * p, backward=False),
     Schedule("gpipe", gpipe, _fill_and_drain, lambda p, m, _v, _i: m + 0 * p),
     Schedule("1f1b", one_f_one_b, _fill_and_drain, lambda p, m, _v, i: np.minimum(m, p - i)),
-    Schedule("interleaved", interleaved_order, _fill_and_drain, _interleaved_peak, *_DIVIDED, chunks=0),
+    Schedule(
+        "interleaved",
+        interleaved_order,
+        _fill_and_drain,
+        _interleaved_peak,
+        "the number of stages must divide the number of microbatches",
+        lambda p, m, _v: m % p == 0,
+        lambda _p: "a multiple of pp",
+        chunks=0,
+    ),
     # Qi et al. 2023. With F = B = W a rank of H2 and of V never idles between its own first and last operation.
-    Schedule("zb-h1", zb_h1, _zb_h_idle, lambda p, m, _v, i: np.minimum(p - i, m), *_MANY, any_times=False),
-    Schedule("zb-h2", zb_h2, _zb_h2_idle, lambda p, m, _v, i: np.minimum(2 * (p - i) - 1, m), *_TWICE, any_times=False),
-    Schedule("zb-v", zb_v, _zb_v_idle, lambda p, m, _v, _i: 2 * np.minimum(p, m), *_TWICE, chunks=2, any_times=False),
+    Schedule(
+        "zb-h1",
+        zb_h1,
+        _zb_h_idle,
+        lambda p, m, _v, i: np.minimum(p - i, m),
+        "at least as many microbatches as stages are needed",
+        lambda p, m, _v: m >= p,
+        lambda p: f"at least {p}",
+        any_times=False,
+    ),
+    Schedule(
+        "zb-h2",
+        zb_h2,
+        lambda p, f, b, w: _zb_h_idle(p, f, b, 2 * w),
+        lambda p, m, _v, i: np.minimum(2 * (p - i) - 1, m),
+        "at least 2p - 1 microbatches are needed",
+        lambda p, m, _v: m >= 2 * p - 1,
+        lambda p: f"at least {2 * p - 1}",
+        any_times=False,
+    ),
+    Schedule(
+        "zb-v",
+        zb_v,
+        _zb_v_idle,
+        lambda p, m, _v, _i: 2 * np.minimum(p, m),
+        "at least 2p - 1 microbatches are needed",
+        lambda p, m, _v: m >= 2 * p - 1,
+        lambda p: f"at least {2 * p - 1}",
+        chunks=2,
+        any_times=False,
+    ),
     Schedule(
         "dualpipe",
         dualpipe,
@@ -312,6 +343,7 @@ def fewest_microbatches(kind: Schedule, p: int, v: int, times: tuple[float, floa
 @lru_cache(maxsize=4096)
 def virtual_layers(num_layers: int, pp: int, chunks: int) -> Layout:
     """Divide layers over pp x chunks virtual stages, as evenly as can be.
+
     Odd layers fill whole chunks of all ranks first: ranks work on one chunk at a time, so that a chunk's fullest stage sets its
     pace, and then no rank has more than ceil(layers / pp). What is left goes to the middle: the last stage has the head beside
     its layers, the first one the embedding and the most microbatches in flight, as in Llama 3's own layout.

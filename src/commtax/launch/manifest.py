@@ -1,5 +1,7 @@
-"""Servers that YAML describes: manifests of Kubernetes and Compose, values of charts, settings of an engine. A server is a
-container that starts one; of what is stated around its words (replicas, hosts, GPUs, role, model, sizes) the nearest counts."""
+"""Servers that YAML describes: manifests of Kubernetes and Compose, values of charts, settings of an engine.
+
+Whatever the kind of a document, a server is a container that starts one; what is stated outside its words (replicas, hosts,
+GPUs, a role, a model, sizes) stands around it, and the nearest counts. Nothing here knows what flags mean."""
 
 import json
 import re
@@ -141,7 +143,8 @@ def _walk(node: Json, around: DescribedServer, key: str, looked: list[JsonObject
     inner = any(below[name] for name in below if name not in ROLES)
     if around.engine and not inner and (node.get("parallelism") or isinstance(node.get("model"), dict)):
         yield replace(around, words=("serve",))  # an operator's own container, without a word of ours
-    yield from (server for served in below.values() for server in served)
+    for served in below.values():
+        yield from served
 
 
 def _is_container(node: JsonObject, key: str) -> bool:
@@ -186,17 +189,22 @@ def _server_inside(node: JsonObject, around: DescribedServer, key: str) -> Descr
     counted = [_number(node, name) for name in COUNTS if str(node.get(name, "")).isdigit()]
     chips = [label for name in PRODUCTS if isinstance(label := object_of(node.get("nodeSelector")).get(name), str)]
     counted += [_number(deploy, "replicas")] if "replicas" in (deploy := object_of(node.get("deploy"))) else []
-    about = node.get("metadata")
-    names = [text for name in NAMES if isinstance(text := (about if isinstance(about, dict) else node).get(name), str)]
-    listed = key if ("image" in node or "componentType" in node or "extraPodSpec" in node) and key not in ("containers", "") else ""
-    called = "" if key in ("containers", "mainContainer", "model", "metadata") else (listed or "".join(names[:1]))[:80]
-    around = replace(around, name=called or around.name, engine=engine, gpus=_gpus(node) or around.gpus)
-    around = replace(around, env=env, stated=stated, hosts=hosts or around.hosts, chip=next(iter(chips), "") or around.chip)
-    ordered = around.ordered or node.get("kind") == "StatefulSet"
-    return replace(around, replicas=counted[0] if counted else around.replicas, ordered=ordered)
+    return replace(
+        around,
+        name=_name(node, key) or around.name,
+        engine=engine,
+        env=env,
+        stated=stated,
+        replicas=counted[0] if counted else around.replicas,
+        ordered=around.ordered or node.get("kind") == "StatefulSet",
+        hosts=hosts or around.hosts,
+        gpus=_gpus(node) or around.gpus,
+        chip=next(iter(chips), "") or around.chip,
+    )
 
 
 def _role(node: JsonObject, key: str) -> str:
+    """Return what a mapping serves by its labels and names: prefill, decode, or "" where it says neither."""
     labels = [object_of(part.get("labels")) for part in (node, object_of(node.get("metadata")))]
     cached = str(object_of(node.get("lmcacheConfig")).get("kvRole"))
     words: list[Json] = [{"kv_producer": "prefill", "kv_consumer": "decode"}.get(cached, "")]
@@ -205,6 +213,13 @@ def _role(node: JsonObject, key: str) -> str:
     match = re.search("prefill|decode", " ".join(x for x in words if isinstance(x, str)), re.I)
     beside = isinstance(node.get("prefill"), dict) and "decode" not in node  # who has a pool for prompts decodes
     return match[0].lower() if match else "decode" if beside else ""
+
+
+def _name(node: JsonObject, key: str) -> str:
+    named = about if isinstance(about := node.get("metadata"), dict) else node
+    names = [text for name in NAMES if isinstance(text := named.get(name), str)]
+    listed = key if ("image" in node or "componentType" in node or "extraPodSpec" in node) and key not in ("containers", "") else ""
+    return "" if key in ("containers", "mainContainer", "model", "metadata") else (listed or "".join(names[:1]))[:80]
 
 
 def _model(node: JsonObject) -> str:
@@ -224,6 +239,7 @@ def _engine(node: JsonObject) -> str:
 
 
 def _server(node: JsonObject, around: DescribedServer) -> DescribedServer | None:
+    """Return the server of a container, or None where it starts something else, or nothing that we read."""
     named, env = node.get("image", node), around.env
     image = text_of(named)
     if isinstance(named, dict) and isinstance(named.get("repository"), str) and isinstance(named.get("tag", ""), str):
@@ -231,7 +247,8 @@ def _server(node: JsonObject, around: DescribedServer) -> DescribedServer | None
     inner = {**node, **object_of(node.get("image"))}
     sizes = {theirs: around.stated[ours] for theirs, ours in _TABLE["sizes"].items() if ours in around.stated}
     hidden = {"LWS_GROUP_SIZE": str(around.hosts), **sizes}
-    hidden |= {"SKYPILOT_NUM_GPUS_PER_NODE": str(around.gpus)} if around.gpus else {}
+    if around.gpus:
+        hidden["SKYPILOT_NUM_GPUS_PER_NODE"] = str(around.gpus)
     variables = hidden | {k: substitute_variables(v, hidden | dict(env)) for k, v in env.items()}
     script, words = script_of([substitute_variables(w, variables) for w in _words(inner)])
     script = script or substitute_variables(text_of(node.get("run")), variables)
@@ -247,6 +264,7 @@ def _server(node: JsonObject, around: DescribedServer) -> DescribedServer | None
 
 
 def _words(node: JsonObject) -> list[str]:
+    """Return the words of a container: of its program, of its arguments, of settings that become such."""
     words: list[str] = []
     for key in ("entrypoint", "command", "args"):
         value = node.get(key, "")
@@ -260,7 +278,9 @@ def _words(node: JsonObject) -> list[str]:
             words += [f"--{dash_key(name)}"] if value.lower() == "true" else [f"--{dash_key(name)}={value}"]
         elif isinstance(value, dict) and dash_key(name) in nested:
             words.append(f"--{dash_key(name)}={json.dumps(value)}")
-    return words + [w for name, value in assignments(node.get("env")).items() if name in ARGUMENTS for w in split(value)]
+    for name, value in assignments(node.get("env")).items():
+        words += split(value) if name in ARGUMENTS else []
+    return words
 
 
 def server_settings(engine: str, around: Mapping[str, str], env: dict[str, str]) -> dict[str, str]:

@@ -102,6 +102,7 @@ def weakest(b: StepBill) -> str:
 
 
 def _show_served(console: Console, step: ExplainedStep) -> tables.Remarks:
+    """Show a served step's picture and lines, and return what is left to remark."""
     b, rows = step.bill, list[list[str | Text]]()
     console.print()
     for drawn in _drawn_layer(b, console.width):
@@ -191,8 +192,9 @@ def _show_taxes(console: Console, b: StepBill) -> None:
     for x in (x for x in by_cost(b) if x.kind == "comm"):
         sizes = (format_bytes(x.item.nbytes), f"{x.item.count:,.0f}", str(x.link), f"{x.item.ranks:,.0f}")
         window = format_seconds(x.window_s) if b.runs_beside(x) and x.window_s else "none"
-        share = float(x.hidden_s) / float(x.total_s) if x.hidden_s > 0 else 0.0
-        fate = Text(f"{share:.0%} hidden", "green" if share > 0.5 else "") if share else Text("exposed", "red")
+        share, fate = float(x.hidden_s) / float(x.total_s) if x.hidden_s > 0 else 0.0, Text("exposed", style="red")
+        if share:
+            fate = Text(f"{share:.0%} hidden", style="green" if share > 0.5 else "")
         times = format_seconds(x.total_s), window, format_seconds(x.exposed_s)
         rows.append([Text(x.item.whole_axis, style=tables.SENT), f"{x.item.what} {x.item.op}", *sizes, *times, fate])
     if b.bubble_s:
@@ -235,7 +237,8 @@ def _show_causes(console: Console, b: StepBill, measured_mfu: float) -> None:
         text = f"measured MFU {measured_mfu:.1%} {near} the predicted {predicted:.1%} (80% range {low:.1%} to {high:.1%})"
         tables.say(console, text, "green" if measured_mfu <= high else "")
         return
-    step = f"a step of {format_seconds(float(b.step_s) * predicted / measured_mfu)}, {predicted / measured_mfu - 1:+.0%}"
+    slower = predicted / measured_mfu
+    step = f"a step of {format_seconds(float(b.step_s) * predicted / measured_mfu)}, {slower - 1:+.0%}"
     gap = f"measured MFU {measured_mfu:.1%} against {predicted:.1%} predicted"
     rows = [(c.what, format_seconds(c.step_s), f"{c.explains:.0%}", c.detail) for c in likely]
     tables.show_table(console, ("cause", ">step", ">of the gap", ""), rows, title=f"{gap}: {step}. What would explain it:")
@@ -253,9 +256,16 @@ def bill_document(step: ExplainedStep, num_tokens: float = 0.0, measured_mfu: fl
     }
     if not q.trains:
         return document("bill", q, **parts)
-    parts |= {"global_batch": q.batch * q.plan.dp, "memory": facts(b.memory, *HELD)}
-    parts |= {"days": b.days(num_tokens), "gpu_hours": b.gpu_hours(num_tokens)} if num_tokens else {"days": None, "gpu_hours": None}
-    return document("train-bill", q, **parts, causes=LEFT_OUT if measured_mfu is None else causes(b, measured_mfu))
+    return document(
+        "train-bill",
+        q,
+        **parts,
+        global_batch=q.batch * q.plan.dp,
+        memory=facts(b.memory, *HELD),
+        days=b.days(num_tokens) if num_tokens else None,
+        gpu_hours=b.gpu_hours(num_tokens) if num_tokens else None,
+        causes=LEFT_OUT if measured_mfu is None else causes(b, measured_mfu),
+    )
 
 
 def show_expectation(console: Console, e: Expectation, measured_s: float | None = None, nccl: Expectation | None = None) -> None:
@@ -326,7 +336,8 @@ def show_why(console: Console, w: Why) -> None:
 def _heading(w: Why) -> str:
     hidden = f", of which {format_seconds(w.hidden_s)} is hidden" if w.hidden_s else ""
     times = f"{w.times:,.6g} x {format_seconds(w.each_s)} = {format_seconds(w.total_s)}"
-    how, bound = "" if w.kind == "comm" else f" ({w.how})", f", {w.bound}-bound" if w.bound else ""
+    how = "" if w.kind == "comm" else f" ({w.how})"
+    bound = f", {w.bound}-bound" if w.bound else ""
     return f"{w.line}{how}: {times}{hidden}, {w.share:.1%} of the step{bound}"
 
 
@@ -350,10 +361,10 @@ def _reason_lines(w: Why) -> Iterator[str]:
 
 
 def _derived_lines(w: Why) -> Iterator[str]:
+    """Yield what the price is computed from, and by which formula."""
     e = w.explanation
     if e.shape:
-        sizes = ((name, x if isinstance(x, str) else f"{x:,.0f}" if x >= 100 else f"{x:.4g}") for name, x in e.shape.items())
-        yield f"sizes: {', '.join(map(' '.join, sizes))}"
+        yield "sizes: " + ", ".join(f"{name} {_size(value)}" for name, value in e.shape.items())
     if e.way:
         window = f"{format_seconds(e.way.window_s)} ({e.way.window})" if e.way.window_s else "none"
         yield f"on the wire: each rank sends at least {format_bytes(e.way.sent_bytes)} each time; window: {window}"
@@ -368,13 +379,13 @@ def _derived_lines(w: Why) -> Iterator[str]:
         yield f"source: {e.source}"
 
 
+def _size(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:,.0f}" if value >= 100 else f"{value:.4g}"
+
+
 def _moved_words(e: Explanation, times: float) -> str:
     computed = f", {format_si(e.flops * times, 'FLOP')}" if e.flops else ""
     return f"{format_bytes(e.nbytes * times)}{computed}"
-
-
-def _line_bar(x: Line) -> tuple[str, float]:
-    return f"{x.item.axis} {x.item.what} {x.item.op}" if x.kind == "comm" else str(x.item.what), float(x.exposed_s)
 
 
 def line_colours(b: StepBill) -> list[str]:
@@ -388,7 +399,15 @@ MANNERS = {
         lambda console, b: show_bill(console, ExplainedStep(b)),
         lambda b: bill_document(ExplainedStep(b)),
         lambda b: [record("bill-line", line=x) | {"kind": "communication" if x.kind == "comm" else x.kind} for x in by_cost(b)],
-        bars(lambda b: map(_line_bar, by_cost(b)), "s", lambda b: question_title(b.question), line_colours),
+        bars(
+            lambda b: [
+                (f"{x.item.axis} {x.item.what} {x.item.op}" if x.kind == "comm" else str(x.item.what), float(x.exposed_s))
+                for x in by_cost(b)
+            ],
+            "s",
+            lambda b: question_title(b.question),
+            line_colours,
+        ),
         lambda b: layer_drawing(ExplainedStep(b).layer),
     ),
     "Expectation": Manner[Expectation](

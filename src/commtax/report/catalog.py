@@ -66,7 +66,8 @@ def show_model(console: Console, m: Model, counts: Iterable[PublishedCount]) -> 
     ]
     show_table(console, ("", ""), [(Text(name, style="dim"), value) for name, value in rows])
     if m.stored_bytes:
-        say(console, f"  safetensors headers: {m.stored_bytes:,.0f} bytes, {m.stored_bytes / num_params(m):.3f} per parameter")
+        each = m.stored_bytes / num_params(m)
+        say(console, f"  safetensors headers: {m.stored_bytes:,.0f} bytes, {each:.3f} per parameter")
     for p in counts:
         extra = f", of which {p.beyond:,.0f} are {p.includes}" if p.beyond > 0 else f" ({p.includes})" if p.includes else ""
         say(console, f"  published ({p.kind}): {p.params:,.0f}{extra} [{_cite(p.source)}]")
@@ -76,12 +77,21 @@ def show_model(console: Console, m: Model, counts: Iterable[PublishedCount]) -> 
 def model_document(model: Model, counts: Iterable[PublishedCount]) -> Record:
     moe = model.experts
     tensors = [(t, model.layers.count(t.where) if t.where >= 0 else 1) for t in inventory(model)]
-    parts: Record = {"params": num_params(model), "mtp_params": mtp_params(model), "latent_kv": model.attention.latent is not None}
-    parts |= {"num_experts": moe.num_experts if moe else 0, "experts_per_token": moe.top_k if moe else 0}
-    parts |= {"kv_dtype": _kv_dtype(model), "layer_kinds": layer_kinds(model), "notes": list(map(str, model.notes))}
-    parts["published"] = [facts(p, "params", "kind", "beyond", "includes") | to_object(p.source) for p in counts]
-    parts["tensors"] = [facts(t, "name", "shape", "split") | {"layers": layers} for t, layers in tensors]
-    return record("model", model=model, **_sizes(model), **parts)
+    return record(
+        "model",
+        model=model,
+        **_sizes(model),
+        params=num_params(model),
+        mtp_params=mtp_params(model),
+        latent_kv=model.attention.latent is not None,
+        kv_dtype=_kv_dtype(model),
+        layer_kinds=layer_kinds(model),
+        num_experts=moe.num_experts if moe else 0,
+        experts_per_token=moe.top_k if moe else 0,
+        notes=[str(note) for note in model.notes],
+        published=[facts(p, "params", "kind", "beyond", "includes") | to_object(p.source) for p in counts],
+        tensors=[facts(t, "name", "shape", "split") | {"layers": layers} for t, layers in tensors],
+    )
 
 
 def _sizes(model: Model) -> dict[str, float]:
@@ -127,10 +137,14 @@ def _cite(source: Citation | None) -> str:
 def show_entry(console: Console, entry: CatalogueEntry) -> None:
     """Show every number with where it was read. The sources stand once, below."""
     say(console, f"{entry.key}: {entry.name}", style="bold")
-    named = (fact for fact in _facts_of(entry) if fact[0] not in ("key", "name", "note"))
-    telling_facts = (fact for fact in named if fact[1] not in ("", (), 0, float("inf")) and fact[1] is not False)
+    telling_facts = (
+        (name, value)
+        for name, value in _facts_of(entry)
+        if name not in ("key", "name", "note") and value not in ("", (), 0, float("inf")) and value is not False
+    )
     shown = [(name, value, entry.sources.get(name)) for fact in telling_facts for name, value in _flat(*fact)]
-    cited, whole = list(dict.fromkeys(source for _, _, source in shown if source)), telling(console).details
+    cited = list(dict.fromkeys(source for _, _, source in shown if source))
+    whole = telling(console).details
     rows = [(name, _fact(name, value, whole), f"[{cited.index(source) + 1}]" if source else "") for name, value, source in shown]
     show_table(console, ("fact", "value", "source"), rows)
     for number, source in enumerate(cited, start=1):
@@ -143,6 +157,7 @@ def show_entry(console: Console, entry: CatalogueEntry) -> None:
 
 
 def _parts_beside_catalogue(entry: CatalogueEntry) -> dict[str, Chip | Link]:
+    """Return the parts of a cluster that its file describes and no catalogue has."""
     entry_facts = _facts_of(entry) if isinstance(entry, Cluster) else ()
     parts = {name: value for name, value in entry_facts if isinstance(value, (Chip, Link))}
     return {name: part for name, part in parts.items() if part.key not in keys("chips" if isinstance(part, Chip) else "links")}

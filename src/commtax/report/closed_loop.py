@@ -146,6 +146,7 @@ def ends_words(s: ClosedLoop, name: str) -> str:
 
 
 def _show_loads(console: Console, s: ClosedLoop) -> None:
+    """Show the span from the first to the last in a sentence, then one line for each number of clients."""
     runs = simulation_runs(s)
     first, last = runs[0], runs[-1]
     clients = f"From {first['concurrency']:,.0f} to {last['concurrency']:,.0f} clients"
@@ -165,25 +166,31 @@ def _say_first(console: Console, s: ClosedLoop) -> None:
 
 
 def _say_question(console: Console, s: ClosedLoop) -> None:
-    r, gpus = s.requests, describe_gpus(s.question.plan)
-    if s.apart:
-        copies = int(s.apart.copies) if np.ndim(s.apart.copies) == 0 else "enough"
-        total = f"{int(s.num_gpus)} GPUs = " if s.num_gpus is not None and np.ndim(s.num_gpus) == 0 else ""
-        pools = (s.apart.workers or "enough", s.apart.plan), (copies, s.question.plan)
-        gpus = total + describe_pools(s.question.places, *pools)
+    r = s.requests
     clients = plural(int(r.concurrency), "client") if np.ndim(r.concurrency) == 0 else "clients in a closed loop"
     finite = f", {int(np.max(r.num_prompts)):,} prompts" if np.all(np.isfinite(r.num_prompts)) else ", steady state"
-    tables.say_question(console, s.question, f"{clients}, {tables.length_words(s.question, True)}{finite}", gpus=gpus)
+    tables.say_question(console, s.question, f"{clients}, {tables.length_words(s.question, True)}{finite}", gpus=_gpus(s))
+
+
+def _gpus(s: ClosedLoop) -> str:
+    if s.apart is None:
+        return describe_gpus(s.question.plan)
+    copies = int(s.apart.copies) if np.ndim(s.apart.copies) == 0 else "enough"
+    total = f"{int(s.num_gpus)} GPUs = " if s.num_gpus is not None and np.ndim(s.num_gpus) == 0 else ""
+    return total + describe_pools(s.question.places, (s.apart.workers or "enough", s.apart.plan), (copies, s.question.plan))
 
 
 def _mixture(s: ClosedLoop) -> str:
-    engine, chunks = s.question.engine, math.ceil(float(s.steps.chunks))
+    engine = s.question.engine
+    chunks = math.ceil(float(s.steps.chunks))
     cut = f"in {chunks} chunks of at most {step_limits(s.prompts)[0]:,} tokens" if chunks > 1 else "in one step"
     how = "alone, before decoding continues" if engine.serves.prefill_first else "together with decoding"
     how = "on a worker of its own" if s.apart else how
-    runs = f"{format_mean(s.running)} request{'s run' if s.running != 1 else ' runs'} at once per replica"
-    ahead = f"{s.served.ahead:,.1f} other prompts are computed before each first token, on average"
-    return f"{runs}, {plural(s.rows, 'row')} per decode step; a prompt is computed {cut}, {how}; {ahead}"
+    return (
+        f"{format_mean(s.running)} request{'s run' if s.running != 1 else ' runs'} at once per replica, "
+        f"{plural(s.rows, 'row')} per decode step; a prompt is computed {cut}, {how}; "
+        f"{s.served.ahead:,.1f} other prompts are computed before each first token, on average"
+    )
 
 
 def host_times(s: ClosedLoop) -> str:
@@ -230,10 +237,18 @@ def simulation_runs(s: ClosedLoop) -> list[Run]:
 
 def simulation_document(s: ClosedLoop, judged: Sequence[JudgedLimit] = ()) -> Record:
     """Return what ``simulate --json`` prints: one record in ``runs`` for each concurrency, in ``limits`` for each on a mean."""
-    prompts = s.requests.num_prompts if np.all(np.isfinite(s.requests.num_prompts)) else None
-    parts: Record = {"max_batched_tokens": step_limits(s.prompts)[0], "num_prompts": prompts, "fits": holds_one(s)}
-    parts |= {"calibrated": s.basis == "calibrated", "limits": [record("simulate-limit", judged=x) for x in judged]}
-    return document("simulate", s.question, simulation=s, runs=simulation_runs(s), **parts, **_workers(s))
+    return document(
+        "simulate",
+        s.question,
+        simulation=s,
+        max_batched_tokens=step_limits(s.prompts)[0],
+        num_prompts=s.requests.num_prompts if np.all(np.isfinite(s.requests.num_prompts)) else None,
+        fits=holds_one(s),
+        calibrated=s.basis == "calibrated",
+        runs=simulation_runs(s),
+        limits=[record("simulate-limit", judged=x) for x in judged],
+        **_workers(s),
+    )
 
 
 def _workers(s: ClosedLoop) -> Record:
@@ -258,5 +273,7 @@ def _plot(s: ClosedLoop, path: Path | None) -> "Figure":
 
 
 MANNERS = {
-    "ClosedLoop": Manner[ClosedLoop](show_simulation, simulation_document, lambda s: [{**x} for x in simulation_runs(s)], _plot),
+    "ClosedLoop": Manner[ClosedLoop](
+        show_simulation, simulation_document, lambda s: [dict(run) for run in simulation_runs(s)], _plot
+    ),
 }

@@ -61,6 +61,7 @@ def show_fleets(console: Console, a: FleetPlans) -> None:
 
 
 def fleet_sentence(a: FleetPlans) -> str:
+    """Return which fleet to run."""
     ahead, chosen = a.plans[: a.recommended], a.plans[a.recommended]
     codes = [code for trial in ahead for code in _unchecked(trial)]
     role = role_words(all(map(_unchecked, ahead)) and not (codes and _unchecked(chosen)), codes)
@@ -130,6 +131,7 @@ def _unchecked(trial: Trial) -> list[str]:
 
 
 def _against_words(trial: Trial, code: str = "") -> Note | str:
+    """Return what stands against a fleet by its code, or "" without one."""
     bearable = {LATE: bearable_ttft_s, SLOW: bearable_token_s}.get(code, bearable_ttft_s)(trial.layout.question)
     return against_note(code, bearable) if code else ""
 
@@ -144,7 +146,8 @@ def _dollars(a: FleetPlans) -> Iterator[str]:
     best, m = a.plans[a.recommended], a.plans[a.recommended].money
     if not m.usd_per_million_tokens:
         return
-    at_rate = f"${million(m.usd_per_million_tokens)} per million {COUNTS[best.layout.question.goal.cost_of]} at this rate"
+    tokens = COUNTS[best.layout.question.goal.cost_of]
+    at_rate = f"${million(m.usd_per_million_tokens)} per million {tokens} at this rate"
     limited = "the highest rate within the limits" if best.layout.question.goal.slo else "its capacity"
     full = f", ${million(m.full_usd_per_million_tokens)} at {format_figure(best.full_rate)} requests/s, {limited}"
     cost = f"{plural(m.gpus, 'GPU')} cost{'s' * (m.gpus == 1)} {fleet_cost_words(m)}"
@@ -177,11 +180,13 @@ def _show_ranking(console: Console, a: FleetPlans, rows: tuple[Trial, ...]) -> N
         columns[f">{limit_name(name)}"] = [format_seconds(t.figures[name]) if t.figures else "–" for t in rows]
         columns[f">{limit_name(name)} range"] = [_range(t, name).strip(" ()") for t in rows]
     columns |= shown.cells([_trial_record(t) for t in rows], [] if slo else ["limits_kept_with"])
-    ranges, spare = [f"{limit_name(name)} range" for name in reversed(limits)], shown.spare_headings()
+    ranges = [f"{limit_name(name)} range" for name in reversed(limits)]
+    spare = shown.spare_headings()
     show_ranked(console, columns, [t.gpus for t in rows], [*spare[:2], *ranges, *spare[2:]])
 
 
 def _notes(a: FleetPlans) -> Remarks:
+    """Return what prices and figures are of, and what is a matter of definition."""
     q = a.question
     each = f"{COUNTED:,} requests ({EACH} per replica where that is more) after a warm-up"
     if not isinf(q.requests.num_prompts):
@@ -208,13 +213,23 @@ def _notes(a: FleetPlans) -> Remarks:
 def fleets_document(a: FleetPlans) -> Record:
     q, (counted, warmup) = a.question, a.requests_per_run
     sentences = [fleet_sentence(a), *map(opening, fleet_reasons(a))] if a.plans else []
-    parts: Record = {"requests_counted": counted, "requests_warmup": warmup, "margin": margin(q)}
-    parts |= {"clusters": [x.cluster.key for x in a.questions], "limits": {statistic_key(name): x for name, x in q.goal.slo}}
-    parts |= {"recommended": _row(a.plans[a.recommended]) if a.plans else None, "best": _row(a.plans[0]) if a.plans else None}
-    parts |= {"ranking": list(map(_row, a.plans)), "near": [{**_row(x), "obstacle": obstacle(x)} for x in a.near]}
-    parts["rejected"] = [record("plan-rejected", lost=lost) for lost in a.rejected]
-    parts["notes"] = [note for some in _notes(a) for note in some]
-    return document("plan-fleet", q, plans=a, verdict=" ".join(sentences) or "no plan meets the limits", **parts)
+    return document(
+        "plan-fleet",
+        q,
+        plans=a,
+        clusters=[other.cluster.key for other in a.questions],
+        limits={statistic_key(name): limit for name, limit in q.goal.slo},
+        requests_counted=counted,
+        requests_warmup=warmup,
+        margin=margin(q),
+        recommended=_row(a.plans[a.recommended]) if a.plans else None,
+        best=_row(a.plans[0]) if a.plans else None,
+        ranking=[_row(trial) for trial in a.plans],
+        near=[{**_row(trial), "obstacle": obstacle(trial)} for trial in a.near],
+        rejected=[record("plan-rejected", lost=lost) for lost in a.rejected],
+        verdict=" ".join(sentences) or "no plan meets the limits",
+        notes=[note for some in _notes(a) for note in some],
+    )
 
 
 def statistic_key(name: str) -> str:

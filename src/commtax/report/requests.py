@@ -193,7 +193,8 @@ def gap_words(tail: Gaps) -> str:
     if not isfinite(tail.p99_s):
         return ""
     p99, median = f"p99 ITL {format_seconds(tail.p99_s)}", f"its median of {format_seconds(tail.median_s)}"
-    thrown = f"; {plural(tail.preempted, 'request')} lost {format_seconds(tail.lost_s)} each, preempted" if tail.preempted else ""
+    lost = f"; {plural(tail.preempted, 'request')} lost {format_seconds(tail.lost_s)} each, preempted"
+    thrown = lost if tail.preempted else ""
     if tail.p99_s <= SAME * tail.median_s:
         return f"{p99} is close to {median}: {'few steps are' if thrown else 'no step is'} disturbed{thrown}."
     if tail.thrown > 0.5:
@@ -213,12 +214,15 @@ def gap_words(tail: Gaps) -> str:
 def _engine(o: RequestsInTime, used: EngineUsage) -> str:
     """Say what engines were busy with: one that is always at work may have room for many more requests in each step."""
     busy = f"each {'stage has a batch' if o.fleet.workers.stages > 1 else 'engine runs a step'} {used.busy:.0%} of the time"
-    thrown = plural(used.preemptions, "preemption") if used.preemptions else "no preemption"
+    thrown = f"{plural(used.preemptions, 'preemption')}" if used.preemptions else "no preemption"
     hits = f", {used.hit_rate:.0%} of prompt tokens found in it" if used.hit_rate else ""
     waiting = f"; at most {plural(used.waiting_peak, 'request')} waiting" if used.waiting_peak else ""
-    full = f"{used.mean_batch:,.1f} requests that decode per step: how full they are decides the capacity, not how often one runs"
-    steps = f"{used.prompt_share:.0%} of step time goes to steps with prompts, {used.comm_share:.0%} to exposed communication"
-    return f"{busy}, with {full}; {steps}; KV cache {used.kv_mean:.0%} full, at most {used.kv_peak:.0%}, {thrown}{hits}{waiting}"
+    return (
+        f"{busy}, with {used.mean_batch:,.1f} requests that decode per step: how full they are decides the capacity, not how often "
+        f"one runs; {used.prompt_share:.0%} of step time goes to steps with "
+        f"prompts, {used.comm_share:.0%} to exposed communication; KV cache {used.kv_mean:.0%} full, at most {used.kv_peak:.0%}, "
+        f"{thrown}{hits}{waiting}"
+    )
 
 
 def remarks(o: RequestsInTime) -> list[str]:
@@ -236,31 +240,47 @@ def outcome_document(o: RequestsInTime, slo: Slo) -> Record:
     for row, metric, which in ((row, metric, s) for row, metric in zip(times, METRICS, strict=True) for s in STATISTICS):
         low, high = o.range_of(f"{metric}_{which}")
         row |= {f"{which}_s": o.statistic(f"{metric}_{which}"), f"{which}_low_s": low, f"{which}_high_s": high}
-    kind = "trace" if offered.trace is not None else "closed loop" if o.closed else "rate"
-    rate, clients = (None, q.requests.concurrency) if o.closed else (o.offered_rate, None)
-    load: Record = {"kind": kind, "request_rate": rate, "concurrency": clients}
-    load |= {"input_len_mean": float(np.mean(o.stream.input_len)), "output_len_mean": float(np.mean(o.stream.output_len))}
-    parts: Record = {"idle_gpus": q.gpus_there - o.num_gpus, "times": times, "usage": usage_of(o)}
-    parts["offered"] = record("requests-offered", offered=offered, **load)
-    parts["utilisation"] = None if o.closed or isinf(o.offered_rate) else o.offered_rate / o.capacity
-    parts["slo"] = {**slo.limits, "share": slo.share(o), **sure} if slo.limits else None
-    parts["tail"] = {"ttft": ours, "itl": between, "words": tail_words(o)}
-    parts["notes"] = [*filter(None, [_saved(o)]), *limits, *remarks(o), *fixed_time_notes(o.alike)]
-    return document("requests", q, outcome=o, **parts) | bench_result(o, slo)
+    made = document(
+        "requests",
+        o.question,
+        outcome=o,
+        idle_gpus=o.question.gpus_there - o.num_gpus,
+        offered=record(
+            "requests-offered",
+            offered=offered,
+            kind="trace" if offered.trace is not None else "closed loop" if o.closed else "rate",
+            request_rate=None if o.closed else o.offered_rate,
+            concurrency=q.requests.concurrency if o.closed else None,
+            input_len_mean=float(np.mean(o.stream.input_len)),
+            output_len_mean=float(np.mean(o.stream.output_len)),
+        ),
+        utilisation=None if o.closed or isinf(o.offered_rate) else o.offered_rate / o.capacity,
+        times=times,
+        slo={**slo.limits, "share": slo.share(o), **sure} if slo.limits else None,
+        usage=usage_of(o),
+        tail={"ttft": ours, "itl": between, "words": tail_words(o)},
+        notes=[*filter(None, [_saved(o)]), *limits, *remarks(o), *fixed_time_notes(o.alike)],
+    )
+    return made | bench_result(o, slo)
 
 
 def bench_result(o: RequestsInTime, slo: Slo) -> Record:
     """Return the keys of ``vllm bench serve --save-result``. Totals are of all replicas, as rates are."""
     rate, burstiness = o.offered_rate, o.question.offered.burstiness
     limit = o.question.requests.concurrency if o.closed else o.max_in_flight
-    parts: Record = {"request_rate": "inf" if o.closed or isinf(rate) else rate, "failed": 0}
-    parts["burstiness"] = burstiness if isfinite(burstiness) else "inf"
-    parts["max_concurrency"] = int(limit) if isfinite(limit) else None
-    parts["total_input_tokens"] = round(o.stream.input_len.sum() / o.share)
-    parts["total_output_tokens"] = round(o.stream.output_len.sum() / o.share)
-    parts["request_goodput"] = slo.goodput(o) if slo.limits else None
-    parts["total_token_throughput"] = o.tokens_per_s + o.input_tokens_per_s
-    row = record("requests-bench", question=o.question, outcome=o, **parts)
+    row = record(
+        "requests-bench",
+        question=o.question,
+        outcome=o,
+        request_rate="inf" if o.closed or isinf(rate) else rate,
+        burstiness=burstiness if isfinite(burstiness) else "inf",
+        max_concurrency=int(limit) if isfinite(limit) else None,
+        failed=0,
+        total_input_tokens=round(o.stream.input_len.sum() / o.share),
+        total_output_tokens=round(o.stream.output_len.sum() / o.share),
+        request_goodput=slo.goodput(o) if slo.limits else None,
+        total_token_throughput=o.tokens_per_s + o.input_tokens_per_s,
+    )
     for metric, theirs in ((key, one["bench"]) for key, one in TIMES.items() if "bench" in one):
         row |= {f"{MEDIAN.get(s, s)}_{theirs}_ms": 1e3 * o.statistic(f"{metric}_{s}") for s in (*STATISTICS, "std")}
     return row
@@ -272,9 +292,15 @@ def sweep_document(s: RequestSweep, slo: Slo) -> Record:
     for value, o in zip(s.values, s.outcomes, strict=True):
         judged: Record = {"source": "predicted", "overloaded": o.overloaded, "share": slo.share(o) if slo.limits else None}
         runs.append({s.name: value, **bench_result(o, slo), **judged})
-    remarked = [*(note for note in first.notes if note.code == OWN_LIMITS), *remarks(first)]
-    places = {"knee": None if knee is None else s.values[knee], "most": None if most is None else s.values[most]}
-    return document("requests-sweep", first.question, sweep=s, **places, runs=runs, notes=remarked)
+    return document(
+        "requests-sweep",
+        first.question,
+        sweep=s,
+        knee=None if knee is None else s.values[knee],
+        most=None if most is None else s.values[most],
+        runs=runs,
+        notes=[*(note for note in first.notes if note.code == OWN_LIMITS), *remarks(first)],
+    )
 
 
 def show_sweep(console: Console, s: RequestSweep, slo: Slo) -> None:
@@ -356,7 +382,8 @@ def plot_outcome(o: RequestsInTime, path: Path | None) -> "Figure":
         for which, height in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
             at = o.statistic(f"ttft_{which}"), height
             right.plot(*at, "o", color=COLOURS[0], markersize=5)
-            right.annotate(f"{which} {format_seconds(at[0])}", at, xytext=(7, -10), textcoords="offset points", fontsize=8)
+            words = f"{which} {format_seconds(at[0])}"
+            right.annotate(words, at, xytext=(7, -10), textcoords="offset points", fontsize=8)
         format_time_axis(right, "x")
         low, high = right.get_xlim()
         xlim = low, high * (high / low) ** 0.15

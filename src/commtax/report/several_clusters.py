@@ -50,7 +50,8 @@ def show_several(console: Console, a: SeveralPlans, top: int) -> None:
 
 def several_role(a: SeveralPlans) -> str:
     """Return whether what is recommended is also the best of all."""
-    return role_words(bool(a.best and a.recommended and same_plan(a.best, a.recommended)), _passed_over_codes(a))
+    best = a.best and a.recommended and same_plan(a.best, a.recommended)
+    return role_words(bool(best), _passed_over_codes(a))
 
 
 def _passed_over_codes(a: SeveralPlans) -> list[str]:
@@ -65,6 +66,7 @@ def _say_recommended(console: Console, a: SeveralPlans, role: str, why: Iterable
 
 
 def ranked_words(one: RankedPlan) -> str:
+    """Return a plan and its cluster."""
     rows, q = one.answer.plans, one.answer.question
     return f"{one.answer.gpu_words(rows, one.row)}{dtype_words(q, int(rows.dtype[one.row]))} on {q.cluster.key}"
 
@@ -192,16 +194,25 @@ def several_document(a: SeveralPlans, top: int) -> Record:
         chosen, beside = a.waited.recommended, [ranked_row(one) for one in a.waited.beside]
         waited = facts(a.waited.answers[0].question.goal, "ttft_s", "tpot_s")
         waited |= {"recommended": ranked_row(chosen) if chosen else None, "beside": beside, "why": waiting_why(a.waited)}
-    named = {"recommended": a.recommended, "best": a.best}
-    parts: Record = {name: ranked_row(one) if one else None for name, one in named.items()}
-    parts |= {"clusters": [x.question.cluster.key for x in a.answers], "answers": [plans_document(x, top) for x in a.answers]}
-    parts |= {"ranking": [ranked_row(one) for one in a.listed(top)], "why": list(reasons_between(a)), "notes": _notes(a, top)}
-    return document("plan-several", a.answers[0].question, plans=a, waited=waited, **parts)
+    return document(
+        "plan-several",
+        a.answers[0].question,
+        plans=a,
+        clusters=[answer.question.cluster.key for answer in a.answers],
+        recommended=ranked_row(a.recommended) if a.recommended else None,
+        best=ranked_row(a.best) if a.best else None,
+        why=list(reasons_between(a)),
+        waited=waited,
+        ranking=[ranked_row(one) for one in a.listed(top)],
+        answers=[plans_document(answer, top) for answer in a.answers],
+        notes=_notes(a, top),
+    )
 
 
 def waiting_why(waited: SeveralPlans) -> list[str]:
     """Return the limits that clusters are compared at where none are given, and why this cluster at them."""
-    return [words("one-speed", limits=", ".join(limit_words(waited.answers[0].question))), *reasons_between(waited)]
+    speed = words("one-speed", limits=", ".join(limit_words(waited.answers[0].question)))
+    return [speed, *reasons_between(waited)]
 
 
 def several_rows(a: SeveralPlans) -> list[Record]:
@@ -213,16 +224,21 @@ def ranked_row(one: RankedPlan) -> Record:
     return {"cluster": one.answer.question.cluster.key, **plan_tables.served_row(one.answer, one.answer.plans, one.row)}
 
 
-def _bar(one: RankedPlan) -> tuple[str, float]:
-    plan = one.answer.gpu_words(one.answer.plans, one.row)
-    return f"{one.answer.question.cluster.key}: {plan}", one.money.usd_per_million_tokens or 0.0
-
-
 MANNERS = {
     "SeveralPlans": Manner[SeveralPlans](
         lambda console, a: show_several(console, a, LISTED),
         lambda a: several_document(a, LISTED),
         several_rows,
-        bars(lambda a: map(_bar, a.listed(LISTED)), "$ per million tokens", lambda a: a.answers[0].question.model.key),
+        bars(
+            lambda a: [
+                (
+                    f"{x.answer.question.cluster.key}: {x.answer.gpu_words(x.answer.plans, x.row)}",
+                    x.money.usd_per_million_tokens or 0.0,
+                )
+                for x in a.listed(LISTED)
+            ],
+            "$ per million tokens",
+            lambda a: a.answers[0].question.model.key,
+        ),
     ),
 }
