@@ -122,7 +122,7 @@ class Posterior:
         return np.asarray(self._inverse @ self.residuals)
 
     def scale(self, metric: str) -> float:
-        """Return what deviations of a latency are over the usual ones: as the errors of each run by the others tell."""
+        """Return the factor on a latency's usual deviations, from how far each run is off when the others predict it."""
         mine = self._metrics == MEASURED.index(metric)
         squares = self._pull[mine] ** 2 / np.diag(self._inverse)[mine] if mine.any() else mine
         return self.beliefs.width * float(np.sqrt((self.beliefs.freedom + squares.sum()) / self.freedom(metric)))

@@ -115,7 +115,7 @@ def paths(profile: Profile, library: str, cluster: Cluster) -> Fabric:
 
 
 def remarks(profile: Profile, cluster: Cluster, engine: Engine, model: str = "", tp: int = 0) -> list[Note]:
-    """Return what a profile lacks for this cluster, engine, model and tensor-parallel size, in words, without what has no name."""
+    """Return notes on what a profile measured, and what of it applies here less surely or not at all."""
     wanted = {"engine": engine.key, "chip": cluster.chip.key, "model": model, "tp": str(tp or "")}
     unseen = [topic.unseen for topic in run_topics(profile.lessons, wanted) if not topic.is_seen]
     outside = [f"its runs did not see {', '.join(unseen)}: the ranges of what they taught are widened"] if unseen else []

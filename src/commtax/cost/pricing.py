@@ -106,7 +106,7 @@ class Pricer:
 
 
 def comm_lines(items: Sequence[Item], pricer: Pricer, settings: Iterable[WhatIf]) -> list[Line]:
-    """Return collectives as lines, once all of them are priced, where those that this plan does not send cost nothing."""
+    """Price all collectives and return their lines of the bill, where those that this plan does not send cost nothing."""
     priced, lines = [pricer.choices(item) for item in items], []
     for item, choices, what_if in zip(items, priced, settings, strict=False):
         sent = [_sent_line(item, one, chosen, what_if) for one, chosen in choices]

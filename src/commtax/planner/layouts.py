@@ -262,7 +262,7 @@ def largest_size(layout: Layout, most_gpus: int) -> Size:
 
 
 def counts(least: int, most: int, fine: int) -> list[int]:
-    """Return numbers of workers from the least to the most: all up to ``fine``, then in steps of one in so many.
+    """Return numbers of workers from least to most: all up to ``fine``, then with gaps of about one part in ``fine``.
 
     >>> counts(8, 16, 10)
     [8, 9, 10, 12, 14, 16]
