@@ -1,5 +1,5 @@
 # Five commands: `make demo` shows the main job, `make test` runs what a contributor needs, `make test-all` runs the rest
-# (tests/slow.toml, and every law on all of its examples), `make figures` makes the figures and pictures of README and docs
+# (mypy, tests/slow.toml, and every law on all of its examples), `make figures` makes the figures and pictures of README and docs
 # anew (a test says when they are stale; the pictures need Chromium), `make docs` builds the documentation site into site/
 # and follows its links.
 # Each installs what it needs and no more; afterwards .venv/bin/commtax and .venv/bin/pytest serve by hand.
@@ -13,10 +13,12 @@ demo: .venv/.demo
 	$(BIN)/commtax plan llama-3.1-70b --cluster 2x8xh100-sxm --ttft 500ms --tpot 30ms
 	$(BIN)/commtax bill llama-3.1-8b --cluster 8xh100-sxm -tp 8
 
-test: .venv/.test lint
+test: .venv/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" --hypothesis-profile few
 
-test-all: .venv/.test
+test-all: .venv/.test lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow or law"
 
 figures: .venv/.test
