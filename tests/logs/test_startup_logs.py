@@ -526,6 +526,8 @@ def test_nothing_that_a_pickle_names_is_run(tmp_path, capsys):
     with pytest.raises(Refusal, match="not run"):
         audit([path])
     assert capsys.readouterr().out == ""
+    with pytest.raises(Refusal, match="bytearray"):  # whatever protocol it is of, and before a terabyte is allocated for it
+        flight.loads(b"\x80\x05]\x96" + (2**40).to_bytes(8, "little") + b".", "x")
     path.write_bytes(b"\x80\x02}q\xff" + b"r\xff\xff\xff\xff" + b"profiling_name")  # a memo of four thousand million places
     assert not audit([path]).sections[0].collectives
 

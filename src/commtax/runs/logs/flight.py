@@ -31,10 +31,12 @@ SAYS = patterns(__name__)
 
 
 class _PlainData(pickle._Unpickler):
-    """Python's reader without classes and functions. Frames are passed over, so that one that is cut off is read too."""
+    """Python's reader without classes and functions. Frames are passed over, so that one that is cut off is read too. A byte array
+    is refused, since its stated length is allocated before anything of it is read."""
 
     dispatch: ClassVar[dict[int, Callable[..., None]]] = {
         **pickle._Unpickler.dispatch,
+        pickle.BYTEARRAY8[0]: lambda reader: reader.find_class("builtins", "bytearray"),
         pickle.FRAME[0]: lambda reader: reader.read(8),
     }
     stack: list[object]
