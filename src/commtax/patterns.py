@@ -91,7 +91,7 @@ def _ways(parsed: SubPattern) -> tuple[int, int]:
         elif name.endswith("REPEAT"):
             least, most, _ = argument
             if most > 1 and not _is_plain(inner):
-                raise ValueError("repeats what is empty, repeats or has alternatives")
+                raise ValueError("repeats a group that may be empty, repeats or has alternatives, which may take for ever")
             (many, ways), unbounded = _ways(inner), most - least > NAME_SIGNS
             repeats, choices = repeats + many + unbounded, choices * (ways + (0 if unbounded else most - least))
         elif name in ("SUBPATTERN", "ATOMIC_GROUP", "ASSERT", "ASSERT_NOT"):

@@ -122,10 +122,10 @@ def test_any_pattern_is_compiled_or_refused(text):
         ("((", "unterminated"),
         ("*a", "nothing to repeat"),
         ("(" * 495 + ")" * 495, "recursion"),
-        ("((((a{99}){99}){99}){99})", "repeats what"),
-        ("(?:(?:){99}){99}", "repeats what is empty"),
-        ("(.+)+!", "repeats what"),
-        ("(a|aa)*b", "repeats what"),
+        ("((((a{99}){99}){99}){99})", "repeats a group"),
+        ("(?:(?:){99}){99}", "repeats a group"),
+        ("(.+)+!", "repeats a group"),
+        ("(a|aa)*b", "repeats a group"),
         ("(a|aa)" * 40, "ways to match"),
         ("a?" * 40 + "b", "ways to match"),
         (".*.*.*.*.*x", "ways to match"),
@@ -154,7 +154,7 @@ def test_wildcards_and_names():
 def test_a_hostile_checkpoint_is_refused(tmp_path):
     table = config("llama-3.2-1b") | {"quantization_config": {"quant_method": "fp8", "ignore": ["re:(.+)+!"]}}
     (tmp_path / "config.json").write_text(json.dumps(table))
-    assert "repeats what is empty" in refusal(run_here("fit", tmp_path, "-c", "8xh100-sxm"))
+    assert "repeats a group" in refusal(run_here("fit", tmp_path, "-c", "8xh100-sxm"))
 
 
 NUMBERS = st.integers(-(10**13), 10**13) | st.floats(allow_nan=False, allow_infinity=False)
